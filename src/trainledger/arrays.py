@@ -1,0 +1,39 @@
+"""Integer arithmetic on arrays of plans: exact, without overflow."""
+
+from __future__ import annotations
+
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+def ints(values: object) -> IntArray:
+    """An int64 array of at least one dimension."""
+    return np.atleast_1d(np.asarray(values, dtype=np.int64))
+
+
+def ceil_div(amount: IntArray | int, over: IntArray | int) -> IntArray:
+    """The smallest integer not below amount / over.
+
+    >>> ceil_div(np.array([7, 8]), 4)
+    array([2, 2])
+    """
+    return -(-np.asarray(amount, dtype=np.int64) // np.asarray(over, dtype=np.int64))
+
+
+def round_up(amount: IntArray | int, multiple: IntArray | int) -> IntArray:
+    """The smallest multiple of `multiple` not below `amount`.
+
+    >>> round_up(np.array([1, 128]), 128)
+    array([128, 128])
+    """
+    return ceil_div(amount, multiple) * np.asarray(multiple, dtype=np.int64)
+
+
+def lcm(left: int, right: int) -> int:
+    """Least common multiple of two positive integers."""
+    return left // gcd(left, right) * right

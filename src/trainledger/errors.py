@@ -1,0 +1,56 @@
+"""The errors a user can meet, each with its exit code.
+
+TrainledgerError          exit 1   the base: shown as one message, without a traceback
+  BadInput                exit 1   a value, file or configuration that cannot be read as asked
+    UnknownName           exit 1   a model, cluster, card, engine ... that is not there; names the nearest
+    MissingFact           exit 1   a figure that no source states; names file and key
+  Refused                 exit 1   a named rule forbids the model, the plan or the pair
+  UsageError              exit 2   flags that contradict each other or cannot be parsed
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TrainledgerError(Exception):
+    """Base of everything shown to a user: value, rule, knob, in one message."""
+
+    exit_code = 1
+
+
+class BadInput(TrainledgerError):
+    """A value, file or configuration that cannot be read as asked."""
+
+
+class UnknownName(BadInput):
+    """A name that is not in the list it was looked up in; the message carries the nearest ones."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+        if near:
+            advice = f"nearest: {', '.join(near)}"
+        else:
+            advice = f"known: {', '.join(names)}"
+        super().__init__(f"{name!r} is not a known {what}; {advice}{'; ' + hint if hint else ''}")
+        self.name = name
+
+
+class MissingFact(BadInput):
+    """A figure that no source in the data states; the message names the file and the key."""
+
+
+class Refused(TrainledgerError):
+    """A named rule forbids this; `rule` is its id."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(f"[{rule}] {message}")
+        self.rule = rule
+
+
+class UsageError(TrainledgerError):
+    """Flags that contradict each other or cannot be parsed."""
+
+    exit_code = 2

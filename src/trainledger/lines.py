@@ -1,0 +1,39 @@
+"""A ledger line, and the grammar of its id.
+
+`kind/category/tensor-or-op[@group]`: kind is `held`, `moved` or `done`; category is a word of docs/vocabulary.md;
+the last part is a Hugging Face state-dict name (with `*` for the layer index) or an operation. Whatever measures a
+run imports this module and nothing else, so that the join of predicted and measured lines needs no translation.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Basis = Literal["exact", "modelled", "calibrated", "assumed"]
+BASES: tuple[Basis, ...] = ("exact", "modelled", "calibrated", "assumed")
+KINDS = ("held", "moved", "done")
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry: `amount` in `unit`, how sure it is (`basis`), and where it comes from."""
+
+    id: str
+    amount: int | float
+    unit: Literal["B", "FLOP", "s"]
+    basis: Basis
+    formula: str = ""
+    cites: tuple[str, ...] = ()
+    pp_stage: int = 0
+
+
+def line_id(kind: str, category: str, what: str, group: str = "") -> str:
+    """Compose an id.
+
+    >>> line_id("held", "weights", "model.layers.*.mlp.up_proj.weight", "dp")
+    'held/weights/model.layers.*.mlp.up_proj.weight@dp'
+    """
+    if kind not in KINDS:
+        raise AssertionError(f"line kind {kind!r} is not one of {KINDS}")
+    return f"{kind}/{category}/{what}" + (f"@{group}" if group else "")
