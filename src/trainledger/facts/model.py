@@ -30,7 +30,6 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     tp_units how many indivisible units lie along tp_dim (heads, KV heads, groups); 0: any split
     copies   tensors of this shape and role in one block (the routed experts), else 1
     linear   the weight of a matrix multiplication: what LoRA adapts, Muon orthogonalises and FP8 covers
-    frozen   never trained (a buffer stored as a parameter)
     """
 
     name: str
@@ -124,7 +123,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     layer_prefix       prefix of a block's tensor names, with `{i}` for the layer, such as "model.layers.{i}."
     tied               the output layer is the embedding: it is counted once, and `final` has no output weight
     mtp                one multi-token-prediction depth (DeepSeek-V3 style), not part of total_params, or None
-    dropout            the config trains with dropout in the residual stream
     params_only        built from a parameter count alone: no shapes, so nothing but states can be said
     notes              what a reader should know of how the config was read
     """
