@@ -1,0 +1,119 @@
+"""How an engine cuts tensors into shards: exact element counts, padding included.
+
+Every function maps arrays to arrays. `over` is the number of ranks that share; with `over` = 1 each returns what an
+unsharded rank stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trainledger.arrays import IntArray, ceil_div, lcm, round_up
+
+MEGATRON_PARAM_ALIGN = 64
+MEGATRON_BUCKET_ALIGN = 128
+MEGATRON_BUSBW_ALIGN = 1 << 16
+
+
+def dim0(rows: IntArray, rest: IntArray, over: IntArray) -> IntArray:
+    """Elements one rank stores of tensors chunked along dimension 0, every chunk padded to the first. [fsdp2]
+
+    >>> dim0(np.array([3]), np.array([4]), np.array([8])).tolist()
+    [4]
+    """
+    return ceil_div(rows, over) * rest
+
+
+def per_tensor(numel: IntArray, over: IntArray) -> IntArray:
+    """Elements one rank stores of tensors flattened and padded one by one. [deepspeed: ZeRO-3]
+
+    >>> per_tensor(np.array([10]), np.array([4])).tolist()
+    [3]
+    """
+    return ceil_div(numel, over)
+
+
+def flat(total: IntArray, over: IntArray, align: int = 2) -> IntArray:
+    """Elements one rank stores of one flat buffer padded to `align` x `over`. [deepspeed: ZeRO-1/2, align 2]
+
+    >>> flat(np.array([1001]), np.array([8])).tolist()
+    [126]
+    """
+    return round_up(total, align * over) // over
+
+
+def bucket_padded(aligned_total: IntArray, over: IntArray) -> IntArray:
+    """Elements of a Megatron buffer that is one bucket: rounded up to lcm(over, 128). [megatron: param_layout]
+
+    `aligned_total` is the sum of the parameters' sizes, each rounded up to 64 elements.
+
+    >>> bucket_padded(np.array([101248]), np.array([24])).tolist()
+    [101376]
+    """
+    return round_up(aligned_total, np.lcm(over, MEGATRON_BUCKET_ALIGN))
+
+
+def megatron_layout(
+    sizes: Sequence[int],
+    over: int,
+    *,
+    bucket_size: int | None = None,
+    shared: Sequence[int] = (),
+    high_busbw: bool = False,
+) -> tuple[list[tuple[int, int]], list[int]]:
+    """Bucket ranges and unpadded lengths of a Megatron gradient buffer with the distributed optimizer.
+
+    `sizes` are element counts in registration order (the buffer runs in reverse); `shared` lists the indices of
+    shared embeddings, which sit alone in a bucket. A bucket closes once it holds at least `bucket_size` elements.
+    [megatron: param_layout.py, distrib_optimizer.py at core 0.20]
+
+    >>> megatron_layout([1000, 65, 7, 100000], 8, bucket_size=2000)
+    ([(0, 100096), (100096, 101376)], [100000, 1192])
+    """
+    end_align = lcm(over, MEGATRON_BUCKET_ALIGN)
+    if high_busbw:
+        end_align = lcm(end_align, MEGATRON_BUSBW_ALIGN)
+    ranges: list[tuple[int, int]] = []
+    unpadded: list[int] = []
+    start = cursor = 0
+
+    def close() -> None:
+        nonlocal start, cursor
+        unpadded.append(cursor - start)
+        cursor = -(-cursor // end_align) * end_align
+        ranges.append((start, cursor))
+        start = cursor
+
+    for index in reversed(range(len(sizes))):
+        alone = index in shared
+        cursor = -(-cursor // MEGATRON_PARAM_ALIGN) * MEGATRON_PARAM_ALIGN
+        if alone and cursor > start:
+            close()
+        cursor += sizes[index]
+        if alone or (bucket_size is not None and cursor - start >= bucket_size):
+            close()
+    if cursor > start:
+        close()
+    return ranges, unpadded
+
+
+def ddp_bucket_count(sizes_bytes: Sequence[int], cap_bytes: int = 25 << 20, first_bytes: int = 1 << 20) -> int:
+    """All-reduces that DistributedDataParallel issues for gradients of these sizes, in registration order.
+
+    A bucket closes once it reaches its limit: 1 MiB for the first, 25 MiB for the rest. [torch: reducer.hpp]
+
+    >>> ddp_bucket_count([2 << 20, 30 << 20, 512])
+    2
+    """
+    buckets = 0
+    held = 0
+    limit = first_bytes
+    for size in reversed(sizes_bytes):
+        held += size
+        if held >= limit:
+            buckets += 1
+            held = 0
+            limit = cap_bytes
+    return buckets + (held > 0)

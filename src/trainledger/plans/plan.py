@@ -1,0 +1,151 @@
+"""A plan is what may be searched: integer columns (Plans) under one set of categories (Scenario).
+
+One plan is a Plans of length one; a search is the same with a million rows. Nothing here knows an engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import msgspec
+import numpy as np
+
+from trainledger.arrays import IntArray
+from trainledger.errors import BadInput, UsageError
+
+DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "dp_shard")
+DEGREE_LIMIT = 1 << 20
+"""No axis of a job is longer than this: about ten times the largest cluster ever announced."""
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """The categorical half of a plan: scalars, one value for all rows.
+
+    engine, framework_version   which profile accounts for the run; "" is the version that profile was read at
+    precision                   a recipe of the profile, such as bf16 or fp8-delayed
+    grad_dtype                  dtype gradients are kept and reduced in; "" is the engine's own default
+    optimizer                   a name of profiles/optimizers.toml
+    recompute                   none | full
+    schedule                    1f1b | interleaved
+    attention                   flash | eager: whether the attention scores are ever materialised
+    cp_comm                     ring | all_to_all | all_gather; "" is the engine's default
+    offload                     what lives in host memory: optimizer, parameters
+    pp_layout                   layers of each virtual stage in order; () is the engine's own split
+    """
+
+    engine: str = "paper"
+    framework_version: str = ""
+    precision: str = "bf16"
+    grad_dtype: str = ""
+    optimizer: str = "adamw"
+    recompute: str = "full"
+    schedule: str = "1f1b"
+    attention: str = "flash"
+    cp_comm: str = ""
+    offload: tuple[str, ...] = ()
+    pp_layout: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plans:
+    """Columns of equal length; row i is one plan. dp_replicate x dp_shard is the data-parallel degree.
+
+    sp is 0 or 1 (Megatron sequence parallelism); etp is the tensor-parallel degree of routed experts;
+    num_microbatches is the gradient-accumulation count (micro-batches per pipeline per optimizer step).
+    """
+
+    tp: IntArray
+    sp: IntArray
+    pp: IntArray
+    vpp: IntArray
+    cp: IntArray
+    ep: IntArray
+    etp: IntArray
+    dp_replicate: IntArray
+    dp_shard: IntArray
+    zero_stage: IntArray
+    mbs: IntArray
+    num_microbatches: IntArray
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    @property
+    def dp(self) -> IntArray:
+        """Data-parallel degree."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def gpus(self) -> IntArray:
+        """Ranks of the whole job."""
+        return self.tp * self.pp * self.cp * self.dp
+
+    def take(self, rows: IntArray | slice) -> Plans:
+        """The named rows as Plans."""
+        return Plans(**{name: column[rows] for name, column in self.columns()})
+
+    def columns(self) -> Iterator[tuple[str, IntArray]]:
+        """(name, column) pairs in declaration order."""
+        return ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+
+    def row(self, index: int) -> dict[str, int]:
+        """One plan as plain integers."""
+        return {name: int(column[index]) for name, column in self.columns()}
+
+    def distinct(self, names: tuple[str, ...]) -> tuple[Plans, IntArray]:
+        """One representative row per distinct combination of the named columns, and each row's representative."""
+        if len(self) == 1:
+            return self, np.zeros(1, dtype=np.int64)
+        key = np.zeros(len(self), dtype=np.int64)
+        for name in names:
+            values, codes = np.unique(getattr(self, name), return_inverse=True)
+            key = key * len(values) + codes
+        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        return self.take(first), inverse
+
+
+def make_plans(columns: Mapping[str, object]) -> Plans:
+    """Plans from scalars and arrays, broadcast together; a missing column is 1 (sp, zero_stage: 0; etp: as tp).
+
+    Raises BadInput for a degree below one or above DEGREE_LIMIT.
+
+    >>> plans = make_plans({"tp": [1, 2], "dp_shard": 8})
+    >>> plans.gpus.tolist(), plans.etp.tolist()
+    ([8, 16], [1, 2])
+    """
+    defaults = {"sp": 0, "zero_stage": 0, "etp": columns.get("tp", 1)}
+    names = [field.name for field in dataclasses.fields(Plans)]
+    unknown = set(columns) - set(names)
+    if unknown:
+        raise AssertionError(f"not columns of Plans: {sorted(unknown)}")
+    arrays = [np.atleast_1d(np.asarray(columns.get(n, defaults.get(n, 1)), dtype=np.int64)) for n in names]
+    plans = Plans(**dict(zip(names, map(np.ascontiguousarray, np.broadcast_arrays(*arrays)), strict=True)))
+    for name, column in plans.columns():
+        least, most = {"sp": (0, 1), "zero_stage": (0, 3)}.get(name, (1, DEGREE_LIMIT))
+        low, high = int(column.min()), int(column.max())
+        if low < least or high > most:
+            wrong = low if low < least else high
+            flag = name.replace("_stage", "").replace("_", "-")
+            raise BadInput(f"--{flag} is {wrong}: it must lie between {least} and {most}")
+    return plans
+
+
+def data_parallel_degree(gpus: int, tp: int, pp: int, cp: int) -> int:
+    """The data-parallel degree left over by the other axes, or the error that names the remainder.
+
+    >>> data_parallel_degree(64, 8, 2, 1)
+    4
+    """
+    model_parallel = tp * pp * cp
+    if gpus < 1:
+        raise BadInput(f"--gpus is {gpus}: it must be at least 1")
+    if model_parallel < 1:
+        raise BadInput(f"tp={tp}, pp={pp}, cp={cp}: every degree must be at least 1")
+    if gpus % model_parallel:
+        raise UsageError(
+            f"--gpus {gpus} is not a multiple of tp x pp x cp = {tp} x {pp} x {cp} = {model_parallel} "
+            f"(remainder {gpus % model_parallel}); use {gpus // model_parallel * model_parallel or model_parallel} or "
+            f"{(gpus // model_parallel + 1) * model_parallel} GPUs, or change a degree"
+        )
+    return gpus // model_parallel
