@@ -1,0 +1,254 @@
+"""Bytes of the training states that each pipeline stage holds, at each instant of a step.
+
+States depend on few columns, so they are computed on the distinct combinations of those and gathered: the same code
+serves one plan and a million.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from trainledger.arrays import IntArray, ceil_div, ints, round_up
+from trainledger.dtypes import block_scaled_bytes, bytes_of
+from trainledger.inventory.buffers import NF4_BLOCK, NF4_NESTED_BLOCK, Buffer
+from trainledger.inventory.inventory import Inventory
+from trainledger.inventory.tensors import BoolArray, LocalShapes
+from trainledger.plans import partition, sharding
+from trainledger.plans.plan import Plans
+from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Instant
+
+COLUMNS = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "dp_shard", "zero_stage", "num_microbatches")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """What one rank owns of each tensor before sharding, and how often its stage holds it: arrays of one chunk.
+
+    shapes        [plans, T]
+    held          [plans, rows, T]: how often stage `rows` holds tensor T, copies not counted
+    pp_stage      [plans, rows]
+    dense, expert [plans]: ranks that share a sharded dense tensor, a sharded routed expert
+    """
+
+    plans: Plans
+    shapes: LocalShapes
+    held: IntArray
+    pp_stage: IntArray
+    dense: IntArray
+    expert: IntArray
+    expert_rows: BoolArray
+    stacked: bool
+
+    def over(self, sharded_from: int) -> tuple[IntArray, IntArray]:
+        """(dense, expert) divisors under each plan's zero_stage."""
+        sharded = self.plans.zero_stage >= sharded_from
+        return np.where(sharded, self.dense, 1), np.where(sharded, self.expert, 1)
+
+    def total(self, per_tensor: IntArray) -> IntArray:
+        """[plans, rows]: a per-tensor amount [plans, T] summed over what each stage holds."""
+        return np.einsum("ut,urt->ur", per_tensor, self.held)
+
+
+def shares(inventory: Inventory, plans: Plans) -> Shares:
+    """The shares of each plan."""
+    counts, stage = inventory.stage_counts(plans)
+    table = inventory.table
+    return Shares(
+        plans=plans,
+        shapes=table.local(plans, inventory.setting.profile),
+        held=counts[:, :, table.slots],
+        pp_stage=stage,
+        dense=sharding.shard_group(plans, expert=False),
+        expert=sharding.shard_group(plans, expert=True),
+        expert_rows=table.expert,
+        stacked=inventory.setting.profile.experts_stacked,
+    )
+
+
+def tensor_elements(own: Shares, cut: str, sharded_from: int) -> tuple[IntArray, IntArray]:
+    """([plans, T] elements of one storage, [plans, T] storages of it) for the cuts that keep tensors apart."""
+    shapes = own.shapes
+    dense, expert = own.over(sharded_from)
+    over = np.where(own.expert_rows, expert[:, None], dense[:, None])
+    if cut == "none":
+        return shapes.numel, shapes.copies
+    if cut == "tensor":
+        return partition.per_tensor(shapes.numel, over), shapes.copies
+    if not own.stacked:
+        return partition.dim0(shapes.rows, shapes.rest, over), shapes.copies
+    # stacked experts are cut along the experts, or along their rows where more ranks than experts share them
+    along_experts = partition.dim0(shapes.copies, shapes.numel, over)
+    along_rows = shapes.copies * partition.dim0(shapes.rows, shapes.rest, over)
+    stacked = np.where(over <= shapes.copies, along_experts, along_rows)
+    whole = partition.dim0(shapes.rows, shapes.rest, over)
+    return np.where(own.expert_rows, stacked, whole), np.where(own.expert_rows, 1, shapes.copies)
+
+
+def buffer_bytes(own: Shares, buffer: Buffer) -> IntArray:
+    """[plans, rows]: bytes of one buffer on each stage, conditions on plan columns not yet applied."""
+    row = buffer.row
+    if row.elements:
+        fixed = bytes_of(ints(row.elements * row.copies), buffer.dtype)
+        return np.broadcast_to(fixed[:, None], own.pp_stage.shape) * (own.held.sum(axis=2) > 0)
+    if row.select in ("largest_unit", "largest_module"):
+        return bytes_of(_largest_unit(own) * row.copies, buffer.dtype)
+    if row.cut in ("none", "dim0", "tensor"):
+        amount = own.total(tensor_bytes(own, buffer))
+    else:
+        amount = sum(_dtype_bytes(buffer, elements) for elements in _pooled_elements(own, buffer))
+    amount = amount * (row.copies * buffer.copies)
+    if row.cap:
+        amount = np.minimum(amount, bytes_of(ints(row.cap), buffer.dtype))
+    return amount
+
+
+def tensor_bytes(own: Shares, buffer: Buffer) -> IntArray:
+    """[plans, T]: bytes of a buffer per tensor held once, for cuts that keep tensors apart."""
+    elements, storages = tensor_elements(own, buffer.row.cut, buffer.row.sharded_from)
+    if buffer.layout == "factored":
+        elements = _factored(own, elements)
+    if buffer.row.per > 1:
+        elements = ceil_div(elements, buffer.row.per)
+    return _dtype_bytes(buffer, elements) * storages * buffer.mask
+
+
+def _factored(own: Shares, elements: IntArray) -> IntArray:
+    """Adafactor's row and column averages of matrices; vectors keep one value per element."""
+    rest = own.shapes.rest
+    rows = ceil_div(elements, rest)
+    return np.where(rest > 1, rows + rest, elements)
+
+
+def _dtype_bytes(buffer: Buffer, elements: IntArray) -> IntArray:
+    if buffer.layout == "block":
+        return block_scaled_bytes(elements, buffer.dtype, buffer.block, "fp32", buffer.least)
+    if buffer.layout == "nf4":
+        scales = ceil_div(elements, NF4_BLOCK)
+        nested = bytes_of(ceil_div(scales, NF4_NESTED_BLOCK), "fp32")
+        return bytes_of(elements, "nf4") + bytes_of(scales, "uint8") + nested
+    return bytes_of(elements, buffer.dtype)
+
+
+def _pooled_elements(own: Shares, buffer: Buffer) -> tuple[IntArray, IntArray]:
+    """([plans, rows] dense, expert) elements one rank stores where tensors share a buffer."""
+    cut, shapes = buffer.row.cut, own.shapes
+    over_dense, over_expert = own.over(buffer.row.sharded_from)
+    numel = _factored(own, shapes.numel) if buffer.layout == "factored" else shapes.numel
+    if cut == "bucket":
+        numel = round_up(numel, partition.MEGATRON_PARAM_ALIGN)
+    amounts: list[IntArray] = []
+    for chosen, over, group in (
+        (buffer.mask & ~own.expert_rows, over_dense[:, None], own.dense[:, None]),
+        (buffer.mask & own.expert_rows, over_expert[:, None], own.expert[:, None]),
+    ):
+        if not chosen.any():
+            amounts.append(np.zeros_like(own.pp_stage))
+            continue
+        total = own.total(numel * shapes.copies * chosen)
+        match cut:
+            case "flat":
+                amounts.append(round_up(total, 2 * group) // over)
+            case "bucket":
+                amounts.append(partition.bucket_padded(total, group) // over)
+            case "unit":
+                amounts.append(_unit_elements(own, chosen, over, group))
+            case _:
+                amounts.append(ceil_div(total, over))
+    return amounts[0], amounts[1]
+
+
+def _unit_elements(own: Shares, chosen: BoolArray, over: IntArray, group: IntArray) -> IntArray:
+    """Megatron-FSDP: each tensor's rows are padded to the ranks that share them. [megatron-fsdp: chunk factor]
+
+    The engine packs tensors of a unit into one bucket of ranks x lcm(row sizes) elements; padding row-wise is the
+    closest bound that needs no packing order.
+    """
+    shapes = own.shapes
+    padded = round_up(shapes.rows, group) * shapes.rest
+    return own.total(padded * shapes.copies * chosen) // over
+
+
+def _largest_unit(own: Shares) -> IntArray:
+    """[plans, rows]: elements of the largest thing gathered at once: a block, the embedding or the output layer."""
+    local = own.shapes.numel * own.shapes.copies
+    slots = own.held > 0
+    return np.max(np.where(slots, local[:, None, :], 0), axis=2)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StateAccount:
+    """Bytes [plans, rows] by category and instant on the device, and by category in host memory.
+
+    index     [n]: which row of the arrays answers for plan i of the request
+    pp_stage  [plans, rows]
+    """
+
+    index: IntArray
+    pp_stage: IntArray
+    held: dict[tuple[Category, Instant], IntArray]
+    host: IntArray
+
+    def at(self, instant: Instant) -> IntArray:
+        """[plans, rows]: all states alive at one instant."""
+        return sum((self.held[category, instant] for category in CATEGORIES), start=np.zeros_like(self.pp_stage))
+
+    def largest(self, category: Category) -> IntArray:
+        """[plans, rows]: a category at its own largest instant."""
+        return np.maximum.reduce([self.held[category, instant] for instant in INSTANTS])
+
+
+def state_account(inventory: Inventory, plans: Plans) -> StateAccount:
+    """The states of every plan, computed once per distinct combination of the columns they depend on."""
+    accumulating = dataclasses.replace(plans, num_microbatches=np.minimum(plans.num_microbatches, 2))
+    distinct, index = accumulating.distinct(COLUMNS)
+    own = shares(inventory, distinct)
+    zeros = np.zeros_like(own.pp_stage)
+    held: dict[tuple[Category, Instant], IntArray] = {(c, i): zeros for c in CATEGORIES for i in INSTANTS}
+    host = zeros
+    for buffer in inventory.buffers:
+        exists = plan_mask(distinct, buffer)
+        if not exists.any():
+            continue
+        amount = buffer_bytes(own, buffer) * exists[:, None]
+        if _on_host(buffer, inventory.setting.scenario.offload):
+            host = host + amount
+            continue
+        for instant in INSTANTS:
+            alive = _alive(buffer, instant, distinct)
+            if alive is not None:
+                key = (buffer.row.category, instant)
+                held[key] = held[key] + amount * alive
+    return StateAccount(index=index, pp_stage=own.pp_stage, held=held, host=host)
+
+
+def _on_host(buffer: Buffer, offload: tuple[str, ...]) -> bool:
+    """Rows name their place; where a profile has no host rows, offloading moves the row itself."""
+    if buffer.row.place == "host":
+        return True
+    if buffer.row.offload or buffer.row.not_offload or buffer.row.category == "buffers":
+        return False
+    if "parameters" in offload:
+        # FSDP2's CPUOffloadPolicy keeps shards, gradients and optimizer state on the host. [fsdp2: C1]
+        return buffer.row.sharded_from < 4
+    return "optimizer" in offload and buffer.row.category == "optimizer"
+
+
+def plan_mask(plans: Plans, buffer: Buffer) -> BoolArray:
+    """[plans]: where the row's conditions on plan columns hold."""
+    row = buffer.row
+    exists = np.isin(plans.zero_stage, row.zero)
+    if row.pp:
+        exists = exists & ((plans.pp > 1) == (row.pp == ">1"))
+    if row.only_accumulating:
+        exists = exists & (plans.num_microbatches > 1)
+    return exists
+
+
+def _alive(buffer: Buffer, instant: Instant, plans: Plans) -> IntArray | int | None:
+    if instant in buffer.row.alive:
+        return 1
+    if buffer.row.accumulates and instant == "loss":
+        return (plans.num_microbatches > 1)[:, None].astype(np.int64)
+    return None

@@ -1,0 +1,53 @@
+"""How many bits one element takes: the only place that knows, so a planted factor scales every byte.
+
+Block-quantised and 4-bit formats carry their scales as entries of their own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainledger.arrays import IntArray, ceil_div
+from trainledger.errors import UnknownName
+
+BITS: dict[str, int] = {
+    "fp32": 32,
+    "bf16": 16,
+    "fp16": 16,
+    "int16": 16,
+    "fp8": 8,
+    "uint8": 8,
+    "nf4": 4,
+    "fp4": 4,
+}
+
+
+def bits(dtype: str) -> int:
+    """Bits of one element of `dtype`."""
+    try:
+        return BITS[dtype]
+    except KeyError:
+        raise UnknownName("dtype", dtype, BITS) from None
+
+
+def bytes_of(elements: IntArray, dtype: str) -> IntArray:
+    """Bytes that hold `elements` of `dtype`; 4-bit elements are packed two to a byte.
+
+    >>> bytes_of(np.array([3]), "bf16").tolist(), bytes_of(np.array([3]), "nf4").tolist()
+    ([6], [2])
+    """
+    width = bits(dtype)
+    if width % 8 == 0:
+        return elements * (width // 8)
+    return ceil_div(elements * width, 8)
+
+
+def block_scaled_bytes(elements: IntArray, dtype: str, block: int, scale_dtype: str, least: int) -> IntArray:
+    """Bytes of tensors stored in `dtype` with one scale per `block`; below `least` elements they stay in fp32.
+
+    >>> block_scaled_bytes(np.array([4096, 100]), "uint8", 256, "fp32", 4096).tolist()
+    [4160, 400]
+    """
+    small = bytes_of(elements, "fp32")
+    large = bytes_of(elements, dtype) + bytes_of(ceil_div(elements, block), scale_dtype)
+    return np.where(elements < least, small, large)

@@ -1,0 +1,142 @@
+"""The buffers a run keeps: the profile's rows, spelled out for one model, workload and optimizer.
+
+A profile row says "weights"; a run with LoRA keeps trained and frozen weights in different dtypes, an optimizer
+keeps several moments, a DPO run keeps a second copy. Each becomes one Buffer with a mask over the TensorTable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from trainledger.inventory.tensors import DEEPSPEED_PERSISTENT_ELEMENTS, BoolArray, TensorTable
+from trainledger.plans.setting import Setting
+from trainledger.profiles.profile import StateRow
+
+NF4_BLOCK, NF4_NESTED_BLOCK = 64, 256
+"""QLoRA: one 8-bit scale per 64 weights, one fp32 scale per 256 of those. [qlora-paper: section 3, double quantization]"""
+
+Layout = Literal["full", "block", "factored", "nf4"]
+
+
+class Buffer(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of storage: `row` gives its rules, the rest what it holds."""
+
+    row: StateRow
+    what: str
+    dtype: str
+    mask: BoolArray
+    layout: Layout = "full"
+    block: int = 0
+    least: int = 0
+    copies: int = 1
+
+    @property
+    def per_tensor(self) -> bool:
+        """Each tensor is a storage of its own, so each gets a line."""
+        return self.row.cut in ("none", "dim0", "tensor") and not self.row.elements and not self.row.cap
+
+
+def buffers(setting: Setting, table: TensorTable) -> tuple[Buffer, ...]:
+    """Every buffer of this setting, in the profile's order."""
+    return tuple(b for row in setting.profile.state if _applies(row, setting) for b in _expand(row, setting, table))
+
+
+def _applies(row: StateRow, setting: Setting) -> bool:
+    """Whether the categorical conditions of a row hold (those on plan columns are masks, applied later)."""
+    scenario = setting.scenario
+    offload = scenario.offload
+    conditions = (
+        not row.precision or scenario.precision in row.precision,
+        not row.grad or setting.dtype("grad") in row.grad,
+        scenario.optimizer not in row.not_optimizer,
+        not row.offload or row.offload in offload,
+        not row.not_offload or row.not_offload not in offload,
+        row.non_tn is None or row.non_tn == _non_tn(setting),
+    )
+    return all(conditions)
+
+
+def _non_tn(setting: Setting) -> bool:
+    """Whether the card multiplies FP8 matrices in every layout, so that no transposed copy is kept. [te: utils.py]
+
+    Without a card, or on one without a compute capability, a Hopper is assumed: the copy is kept.
+    """
+    card = setting.accelerator
+    if card is None or not card.compute_capability:
+        return False
+    capability = tuple(int(part) for part in card.compute_capability.split("."))
+    return (10, 0) <= capability < (12, 0) or capability >= (13, 0)
+
+
+def _expand(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Buffer]:
+    dtype = setting.dtype(row.dtype)
+    if row.dtype == "moments":
+        yield from _moments(row, setting, table)
+        return
+    if not dtype:
+        return
+    trained = table.trainable
+    if row.elements:
+        yield Buffer(row=row, what=row.what, dtype=dtype, mask=trained)
+        return
+    selected = _selected(row, setting, table)
+    stored = row.category == "weights" and row.select in ("trainable", "persistent")
+    if stored:
+        yield from _stored_weights(row, setting, dtype, selected, table)
+    else:
+        yield Buffer(row=row, what=row.what, dtype=dtype, mask=selected)
+
+
+def _selected(row: StateRow, setting: Setting, table: TensorTable) -> BoolArray:
+    everything = np.ones(len(table.names), dtype=bool)
+    match row.select:
+        case "trainable":
+            return everything if row.category == "weights" else table.trainable
+        case "linear":
+            return table.linear
+        case "persistent":
+            return table.rows * table.rest <= DEEPSPEED_PERSISTENT_ELEMENTS
+        case _:
+            return everything
+
+
+def _stored_weights(
+    row: StateRow, setting: Setting, dtype: str, selected: BoolArray, table: TensorTable
+) -> Iterator[Buffer]:
+    """Weights by what happens to them: trained, frozen, frozen in 4 bits, and whole frozen copies."""
+    frozen = setting.dtype("frozen")
+    quantised = selected & table.quantised
+    kept = selected & ~table.trainable & ~table.quantised
+    yield Buffer(row=row, what=row.what, dtype=dtype, mask=selected & table.trainable)
+    if kept.any():
+        # k-bit preparation upcasts what stays unquantised. [peft: prepare_model_for_kbit_training]
+        upcast = "fp32" if table.quantised.any() else frozen
+        yield Buffer(row=row, what=f"frozen {row.what}", dtype=upcast, mask=kept)
+    if quantised.any():
+        yield Buffer(row=row, what=f"4-bit frozen {row.what}", dtype="nf4", mask=quantised, layout="nf4")
+    if setting.workload.frozen_copy:
+        base = selected & (table.trainable | ~table.trainable if setting.workload.lora_rank == 0 else ~table.trainable)
+        copies = setting.workload.frozen_copy
+        yield Buffer(row=row, what=f"reference {row.what}", dtype=frozen, mask=base, copies=copies)
+
+
+def _moments(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Buffer]:
+    matrix = table.linear & (table.rest > 1)
+    masks = {"all": table.trainable, "matrix": table.trainable & matrix, "rest": table.trainable & ~matrix}
+    for moment in setting.optimizer.moments:
+        dtype = setting.dtype("stepped") if moment.dtype == "master" else moment.dtype
+        yield Buffer(
+            row=row,
+            what=moment.what,
+            dtype=dtype,
+            mask=masks[moment.select],
+            layout=moment.layout,
+            block=moment.block,
+            least=moment.least,
+        )
+    if setting.workload.ema:
+        yield Buffer(row=row, what="ema", dtype="fp32", mask=table.trainable)

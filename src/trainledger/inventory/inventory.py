@@ -1,0 +1,62 @@
+"""What a setting holds before any plan is chosen, and the stages of each pipeline, looked up once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from trainledger.arrays import IntArray
+from trainledger.inventory.buffers import Buffer, buffers
+from trainledger.inventory.stages import StageTable, stage_table
+from trainledger.inventory.tensors import TensorTable, tensor_table
+from trainledger.plans.plan import Plans
+from trainledger.plans.setting import Setting
+
+
+class Inventory:
+    """The tensors, buffers and stages of one Setting."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self._stages: dict[tuple[int, int], StageTable] = {}
+
+    @cached_property
+    def table(self) -> TensorTable:
+        """Distinct tensors."""
+        return tensor_table(self.setting.model, self.setting.workload)
+
+    @cached_property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """What the engine keeps of them."""
+        return buffers(self.setting, self.table)
+
+    def stages(self, pp: int, vpp: int) -> StageTable:
+        """The distinct pipeline stages of one (pp, vpp)."""
+        key = (pp, vpp)
+        if key not in self._stages:
+            setting = self.setting
+            self._stages[key] = stage_table(
+                setting.model,
+                pp,
+                vpp,
+                setting.profile.split,
+                setting.scenario.pp_layout,
+                mtp=setting.workload.mtp,
+            )
+        return self._stages[key]
+
+    def stage_counts(self, plans: Plans) -> tuple[IntArray, IntArray]:
+        """([plans, rows, slots] how often a stage holds each slot, [plans, rows] its pp_stage), zero-padded.
+
+        A padded row holds nothing and repeats pp_stage 0, so it never binds.
+        """
+        pairs, inverse = plans.distinct(("pp", "vpp"))
+        tables = [self.stages(int(pp), int(vpp)) for pp, vpp in zip(pairs.pp, pairs.vpp, strict=True)]
+        depth = max(len(table.pp_stage) for table in tables)
+        counts = np.zeros((len(tables), depth, self.table.num_slots), dtype=np.int64)
+        stage = np.zeros((len(tables), depth), dtype=np.int64)
+        for index, table in enumerate(tables):
+            counts[index, : len(table.pp_stage)] = table.counts
+            stage[index, : len(table.pp_stage)] = table.pp_stage
+        return counts[inverse], stage[inverse]

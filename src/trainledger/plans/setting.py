@@ -1,0 +1,92 @@
+"""Everything that is fixed while plans vary: the one argument that rules and accounts share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from trainledger.facts.model import Model
+from trainledger.facts.workload import Workload
+from trainledger.plans.plan import Scenario
+from trainledger.profiles import load_optimizer, load_profile
+from trainledger.profiles.profile import Optimizer, Precision, Profile
+
+if TYPE_CHECKING:
+    from trainledger.facts.cluster import Accelerator, Cluster
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Model, workload and scenario with what they name looked up.
+
+    largest_module_params   parameters of the largest single layer, where a count alone was given (estimators ask it)
+    """
+
+    model: Model
+    workload: Workload
+    scenario: Scenario
+    profile: Profile
+    optimizer: Optimizer
+    accelerator: Accelerator | None = None
+    cluster: Cluster | None = None
+    largest_module_params: int = 0
+
+    @property
+    def precision(self) -> Precision | None:
+        """The recipe in this engine; None where the profile lacks it (rule `engine-precision` refuses that)."""
+        return self.profile.precision.get(self.scenario.precision)
+
+    @property
+    def recipe(self) -> Precision:
+        """The recipe, once rules have passed."""
+        return self.profile.precision[self.scenario.precision]
+
+    def dtype(self, word: str) -> str:
+        """The dtype that a word of the recipe stands for; a dtype stands for itself; "" is nothing kept.
+
+        --grad-dtype replaces the dtype of gradients as kept, reduced and accumulated.
+        """
+        recipe = self.recipe
+        chosen = self.scenario.grad_dtype
+        if word in ("grad", "sharded_grad") and chosen:
+            return chosen
+        match word:
+            case "weight" | "grad" | "gathered" | "activation":
+                return str(getattr(recipe, word))
+            case "reduce":
+                return chosen or recipe.reduce
+            case "sharded_grad":
+                return recipe.sharded_grad or recipe.grad
+            case "unsharded_grad":
+                return recipe.gathered if recipe.gathered == recipe.reduce else recipe.reduce
+            case "frozen":
+                return recipe.frozen or recipe.weight
+            case "master":
+                kept = self.profile.optimizer_master.get(self.scenario.optimizer, "")
+                return kept if kept and recipe.master and recipe.weight == "bf16" else recipe.master
+            case "stepped":
+                return recipe.master or recipe.weight
+            case _:
+                return word
+
+
+def make_setting(
+    model: Model,
+    workload: Workload,
+    scenario: Scenario,
+    *,
+    accelerator: Accelerator | None = None,
+    cluster: Cluster | None = None,
+    largest_module_params: int = 0,
+) -> Setting:
+    """Look up the engine and the optimizer; raises UnknownName for either."""
+    return Setting(
+        model=model,
+        workload=workload.checked(),
+        scenario=scenario,
+        profile=load_profile(scenario.engine, scenario.framework_version),
+        optimizer=load_optimizer(scenario.optimizer),
+        accelerator=accelerator,
+        cluster=cluster,
+        largest_module_params=largest_module_params,
+    )

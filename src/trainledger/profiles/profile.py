@@ -1,0 +1,160 @@
+"""An engine profile: what one engine, at one range of releases, keeps and sends. Data, read from TOML.
+
+A profile answers for the states (which buffers exist under which zero_stage, in which dtype, cut how, alive when) and
+for the traffic (which collectives in which dtype). It holds no formula.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Instant = Literal["rest", "loss", "backward", "step"]
+INSTANTS: tuple[Instant, ...] = ("rest", "loss", "backward", "step")
+"""Between steps; when the last activation of a micro-batch is saved; at the end of the last backward; in the step."""
+
+Category = Literal["weights", "gradients", "optimizer", "buffers"]
+CATEGORIES: tuple[Category, ...] = ("weights", "gradients", "optimizer", "buffers")
+Cut = Literal["none", "even", "dim0", "tensor", "flat", "bucket", "unit"]
+
+
+class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of buffer.
+
+    what          label, the last part of the line id when the buffer is one storage
+    dtype         a dtype, or a word of the precision recipe (weight, grad, master, gathered ...), or "moments"
+    zero          the zero_stages under which it exists
+    sharded_from  the zero_stage from which it is divided; 0 always, 4 never
+    cut           how it is cut and padded (plans/partition.py)
+    select        trainable | all | linear (weight matrices in blocks) | persistent | largest_unit | largest_module
+    elements      a fixed number of elements instead of a selection (a communication bucket)
+    cap           at most this many elements
+    per           one element for each `per` selected ones (block scales)
+    copies        how many such buffers are alive at once
+    alive         the instants; with `accumulates` also at the loss of every micro-batch but the first
+    only_accumulating   exists only with more than one micro-batch per step
+    grad, precision, not_optimizer, pp, offload, non_tn   conditions: gradient dtypes, recipes, optimizers that lack
+                  it, "1" or ">1" pipeline stages, what is offloaded (not_offload: what must not be), and whether the
+                  card multiplies FP8 matrices in every layout
+    place         device or host memory
+    basis, cite   how sure, and the key of docs/references
+    """
+
+    category: Category
+    what: str
+    dtype: str
+    zero: tuple[int, ...] = (0, 1, 2, 3)
+    sharded_from: int = 4
+    cut: Cut = "none"
+    select: Literal["trainable", "all", "linear", "persistent", "largest_unit", "largest_module"] = "trainable"
+    elements: int = 0
+    cap: int = 0
+    per: int = 1
+    copies: int = 1
+    alive: tuple[Instant, ...] = INSTANTS
+    accumulates: bool = False
+    only_accumulating: bool = False
+    grad: tuple[str, ...] = ()
+    not_optimizer: tuple[str, ...] = ()
+    precision: tuple[str, ...] = ()
+    pp: Literal["", "1", ">1"] = ""
+    offload: str = ""
+    not_offload: str = ""
+    place: Literal["device", "host"] = "device"
+    non_tn: bool | None = None
+    basis: Literal["exact", "modelled", "calibrated", "assumed"] = "exact"
+    cite: str = ""
+
+
+class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Dtypes of a recipe in this engine; `master` is "" where the optimizer steps on the weights themselves.
+
+    weight, grad, master   stored weights, gradients as kept and reduced, the optimizer's copy
+    gathered               what travels in a weight all-gather
+    reduce                 what travels in a gradient reduction
+    activation             saved activations and their collectives
+    grad_choices           values that --grad-dtype may take
+    fp8                    the recipe runs GEMMs in FP8 (or FP4)
+    """
+
+    weight: str
+    grad: str
+    gathered: str
+    reduce: str
+    activation: str
+    master: str = ""
+    frozen: str = ""
+    unsharded_grad: str = ""
+    sharded_grad: str = ""
+    grad_choices: tuple[str, ...] = ()
+    fp8: bool = False
+    accelerator_dtype: str = ""
+    least_capability: str = ""
+
+
+class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How this engine communicates; every field is explained in account/traffic/."""
+
+    style: Literal["paper", "ddp_fsdp2", "deepspeed", "megatron"]
+    tp_style: Literal["megatron", "dtensor"] = "megatron"
+    cp_comm: Literal["ring", "all_to_all", "all_gather"] = "ring"
+    cp_choices: tuple[str, ...] = ("ring", "all_to_all", "all_gather")
+    recompute_reruns_last: bool = True
+    loss_all_reduces: int = 3
+    bucket_elements: int = 0
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """One engine at one range of releases.
+
+    framework_version   the release that was read; `from_version` <= release < `before_version` use this file
+    zero_stages, axes   what the engine can run: an axis missing here must be 1
+    vocab_multiple      the vocabulary is padded to a multiple of this times tp; 0: not padded
+    kv_replication      KV heads are copied where tp exceeds them
+    etp_default         "tp": expert tensor parallelism follows tp; "1"
+    split               how layers fall on pipeline stages: divisible | less_ends | front
+    experts_stacked     routed experts are one tensor [experts, ...] that is cut along the experts first
+    loss_bytes          dtypes alive per logit at the loss
+    """
+
+    name: str
+    framework: str
+    framework_version: str
+    source: str
+    zero_stages: tuple[int, ...]
+    axes: tuple[str, ...]
+    optimizers: tuple[str, ...]
+    precision: dict[str, Precision]
+    state: tuple[StateRow, ...]
+    traffic: TrafficRules
+    from_version: str = ""
+    before_version: str = ""
+    vocab_multiple: int = 0
+    kv_replication: bool = False
+    etp_default: Literal["tp", "1"] = "1"
+    split: Literal["divisible", "less_ends", "front"] = "front"
+    experts_stacked: bool = False
+    loss_dtypes: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
+    lora: bool = True
+    optimizer_master: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One state tensor of an optimizer, per trained tensor."""
+
+    what: str
+    dtype: str
+    layout: Literal["full", "block", "factored"] = "full"
+    block: int = 0
+    least: int = 0
+    select: Literal["all", "matrix", "rest"] = "all"
+
+
+class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an optimizer keeps per trained element."""
+
+    source: str
+    moments: tuple[Moment, ...]
