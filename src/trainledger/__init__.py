@@ -1,0 +1,40 @@
+"""Predict what training a large model holds, moves and computes, as a ledger of exact and modelled lines.
+
+Names are loaded when they are first asked for: `import trainledger` costs nothing, and no name here needs torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainledger.account.rules_of_thumb import zero_mem
+    from trainledger.errors import TrainledgerError
+    from trainledger.facts.model import Model
+    from trainledger.facts.model_load import from_module, load_model
+    from trainledger.lines import Line
+
+__version__ = "0.1.0"
+
+__all__ = ["Line", "Model", "TrainledgerError", "__version__", "from_module", "load_model", "zero_mem"]
+
+_HOME = {
+    "Line": "trainledger.lines",
+    "Model": "trainledger.facts.model",
+    "TrainledgerError": "trainledger.errors",
+    "from_module": "trainledger.facts.model_load",
+    "load_model": "trainledger.facts.model_load",
+    "zero_mem": "trainledger.account.rules_of_thumb",
+}
+
+
+def __getattr__(name: str) -> object:
+    """The public name, from the module that defines it."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'trainledger' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
