@@ -1,0 +1,160 @@
+"""DeepSeek-V2 and V3 (Kimi K2 is V3): latent attention, then dense layers first and routed experts after.
+
+Latent attention (MLA): q through a rank `q_lora_rank` (null: one full matrix), k and v through a rank `kv_lora_rank`
+with one rotary key for all heads. The down-projections and their norms are whole on every TP rank, the up-projections
+are cut by heads. V3's router bias `e_score_correction_bias` is a buffer and is not counted. V3's checkpoint holds
+multi-token-prediction layers after the last one: `Model.mtp`.
+"""
+
+from __future__ import annotations
+
+from trainledger.facts.families.common import (
+    DECODER_KEYS,
+    blocks_of,
+    check_top_k,
+    gated_mlp,
+    linear,
+    mtp_block,
+    norm,
+    router,
+    stack,
+)
+from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names
+from trainledger.facts.model import Attention, Block, Mlp, Moe, Tensor
+
+
+def _attention(values: Values, hidden: int) -> tuple[tuple[Tensor, ...], Attention]:
+    heads, bias = values.dim("num_attention_heads"), values.flag("attention_bias")
+    nope, rope, value = values.dim("qk_nope_head_dim"), values.dim("qk_rope_head_dim"), values.dim("v_head_dim")
+    q_rank, kv_rank = values.maybe("q_lora_rank"), values.dim("kv_lora_rank")
+    if q_rank is None:
+        query = linear("self_attn.q_proj", heads * (nope + rope), hidden, "attention", tp_dim=0, tp_units=heads)
+    else:
+        query = (
+            *linear("self_attn.q_a_proj", q_rank, hidden, "attention", bias=bias),
+            *norm("self_attn.q_a_layernorm", q_rank),
+            *linear("self_attn.q_b_proj", heads * (nope + rope), q_rank, "attention", tp_dim=0, tp_units=heads),
+        )
+    tensors = (
+        *query,
+        *linear("self_attn.kv_a_proj_with_mqa", kv_rank + rope, hidden, "attention", bias=bias),
+        *norm("self_attn.kv_a_layernorm", kv_rank),
+        *linear("self_attn.kv_b_proj", heads * (nope + value), kv_rank, "attention", tp_dim=0, tp_units=heads),
+        *linear("self_attn.o_proj", hidden, heads * value, "attention", bias=bias, tp_dim=1, tp_units=heads),
+    )
+    return tensors, Attention(
+        heads=heads,
+        kv_heads=heads,
+        qk_head_dim=nope + rope,
+        v_head_dim=value,
+        kind="mla",
+        q_lora_rank=q_rank or 0,
+        kv_lora_rank=kv_rank,
+        rope_head_dim=rope,
+    )
+
+
+def _experts(values: Values, hidden: int, *, mlp_bias: bool) -> tuple[tuple[Tensor, ...], Moe]:
+    experts, width = values.dim("n_routed_experts"), values.dim("moe_intermediate_size")
+    shared = width * (values.maybe("n_shared_experts") or 0)
+    tensors = (
+        *gated_mlp("mlp.experts.{e}", hidden, width, role="expert", copies=experts),
+        *router("mlp.gate", experts, hidden),
+        *(gated_mlp("mlp.shared_experts", hidden, shared, bias=mlp_bias, role="shared_expert") if shared else ()),
+    )
+    top_k = check_top_k(values, experts, "num_experts_per_tok")
+    return tensors, Moe(experts=experts, top_k=top_k, intermediate=width, gated=True, shared_intermediate=shared)
+
+
+def build(values: Values) -> Parts:
+    """Blocks of a DeepSeek: the first `first_k_dense_replace` layers dense, the rest routed."""
+    hidden, layers = values.dim("hidden_size"), values.dim("num_hidden_layers")
+    width, dense = values.dim("intermediate_size"), values.maybe("first_k_dense_replace") or 0
+    mlp_bias = values.flag("mlp_bias") if "mlp_bias" in values.items else False
+    projections, mla = _attention(values, hidden)
+
+    def block(routed: bool, at: tuple[int, ...]) -> Block:
+        moe = None
+        if routed:
+            network, moe = _experts(values, hidden, mlp_bias=mlp_bias)
+        else:
+            network = gated_mlp("mlp", hidden, width, bias=mlp_bias)
+        return Block(
+            kind="moe" if routed else "dense",
+            layers=at,
+            tensors=(
+                *projections,
+                *network,
+                *norm("input_layernorm", hidden),
+                *norm("post_attention_layernorm", hidden),
+            ),
+            norms=2,
+            attention=mla,
+            mlp=None if routed else Mlp(intermediate=width, gated=True),
+            moe=moe,
+        )
+
+    depths = (values.maybe("num_nextn_predict_layers") or 0) if "num_nextn_predict_layers" in values.items else 0
+    blocks = blocks_of([index >= dense for index in range(layers)], block)
+    mtp = mtp_block(blocks[-1], hidden, layers) if depths else None
+    return stack(values, blocks, mtp=mtp, mtp_depths=depths)
+
+
+_KEYS = keys(
+    {name: key for name, key in DECODER_KEYS.items() if name not in ("num_key_value_heads", "head_dim")},
+    vocab_size=102400,
+    attention_bias=Key(False, "flag"),
+    first_k_dense_replace=Key(0, "count", nullable=True),
+    kv_lora_rank=Key(512),
+    q_lora_rank=Key(1536, nullable=True),
+    qk_nope_head_dim=Key(128),
+    qk_rope_head_dim=Key(64),
+    v_head_dim=Key(128),
+    n_routed_experts=Key(64, aliases=("num_experts",)),
+    n_shared_experts=Key(2, "count", nullable=True),
+    num_experts_per_tok=Key(None, nullable=True),
+    moe_intermediate_size=Key(1407),
+)
+
+_IGNORED = names(
+    "num_key_value_heads head_dim qk_head_dim n_group topk_group topk_method norm_topk_prob routed_scaling_factor "
+    "scoring_func aux_loss_alpha seq_aux ep_size output_router_logits router_aux_loss_coef "
+)
+
+# The published modeling files skip layers by moe_layer_freq; the library's classes do not: only 1 is the same in both.
+_FIXED: dict[str, tuple[object, ...]] = {"moe_layer_freq": (1,)}
+
+FAMILIES = (
+    Family(
+        name="deepseek_v2",
+        config_class="DeepseekV2Config",
+        architectures=("DeepseekV2ForCausalLM",),
+        keys=keys(_KEYS, mlp_bias=Key(False, "flag")),
+        build=build,
+        ignored=_IGNORED,
+        fixed=_FIXED,
+    ),
+    Family(
+        name="deepseek_v3",
+        config_class="DeepseekV3Config",
+        architectures=("DeepseekV3ForCausalLM",),
+        model_types=("kimi_k2",),
+        keys=keys(
+            _KEYS,
+            vocab_size=129280,
+            hidden_size=7168,
+            intermediate_size=18432,
+            moe_intermediate_size=2048,
+            num_hidden_layers=61,
+            num_attention_heads=128,
+            n_shared_experts=1,
+            n_routed_experts=Key(256, aliases=("num_local_experts",)),
+            num_experts_per_tok=8,
+            first_k_dense_replace=3,
+            num_nextn_predict_layers=Key(1, "count", nullable=True, aliases=("num_mtp_layers",)),
+        ),
+        build=build,
+        ignored=_IGNORED,
+        fixed={**_FIXED, "mlp_bias": (False,)},
+    ),
+)
