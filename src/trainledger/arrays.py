@@ -37,3 +37,16 @@ def round_up(amount: IntArray | int, multiple: IntArray | int) -> IntArray:
 def lcm(left: int, right: int) -> int:
     """Least common multiple of two positive integers."""
     return left // gcd(left, right) * right
+
+
+def one_of(column: IntArray, chosen: tuple[int, ...], size: int) -> NDArray[np.bool_]:
+    """Where a column of small integers (0 to size - 1) holds one of the chosen ones.
+
+    A table look-up: for a single plan it is a tenth of numpy.isin's time.
+
+    >>> one_of(np.array([0, 3, 1]), (1, 3), 4).tolist()
+    [False, True, True]
+    """
+    table = np.zeros(size, dtype=np.bool_)
+    table[list(chosen)] = True
+    return table[column]

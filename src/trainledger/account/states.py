@@ -10,14 +10,14 @@ import dataclasses
 
 import numpy as np
 
-from trainledger.arrays import IntArray, ceil_div, ints, round_up
+from trainledger.arrays import IntArray, ceil_div, ints, one_of, round_up
 from trainledger.dtypes import block_scaled_bytes, bytes_of
 from trainledger.inventory.buffers import NF4_BLOCK, NF4_NESTED_BLOCK, Buffer
 from trainledger.inventory.inventory import Inventory
-from trainledger.inventory.tensors import BoolArray, LocalShapes
+from trainledger.inventory.tensors import BoolArray, LocalShapes, TensorTable
 from trainledger.plans import partition, sharding
 from trainledger.plans.plan import Plans
-from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Instant
+from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Cut, Instant, StateRow
 
 COLUMNS = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "dp_shard", "zero_stage", "num_microbatches")
 
@@ -27,18 +27,20 @@ class Shares:
     """What one rank owns of each tensor before sharding, and how often its stage holds it: arrays of one chunk.
 
     shapes        [plans, T]
-    held          [plans, rows, T]: how often stage `rows` holds tensor T, copies not counted
+    counts        [plans, rows, slots]: how often a stage holds each slot
+    held          [plans, rows, T]: the same per tensor, copies not counted
     pp_stage      [plans, rows]
     dense, expert [plans]: ranks that share a sharded dense tensor, a sharded routed expert
     """
 
     plans: Plans
     shapes: LocalShapes
+    counts: IntArray
     held: IntArray
     pp_stage: IntArray
     dense: IntArray
     expert: IntArray
-    expert_rows: BoolArray
+    table: TensorTable
     stacked: bool
 
     def over(self, sharded_from: int) -> tuple[IntArray, IntArray]:
@@ -58,11 +60,12 @@ def shares(inventory: Inventory, plans: Plans) -> Shares:
     return Shares(
         plans=plans,
         shapes=table.local(plans, inventory.setting.profile),
+        counts=counts,
         held=counts[:, :, table.slots],
         pp_stage=stage,
         dense=sharding.shard_group(plans, expert=False),
         expert=sharding.shard_group(plans, expert=True),
-        expert_rows=table.expert,
+        table=table,
         stacked=inventory.setting.profile.experts_stacked,
     )
 
@@ -71,7 +74,7 @@ def tensor_elements(own: Shares, cut: str, sharded_from: int) -> tuple[IntArray,
     """([plans, T] elements of one storage, [plans, T] storages of it) for the cuts that keep tensors apart."""
     shapes = own.shapes
     dense, expert = own.over(sharded_from)
-    over = np.where(own.expert_rows, expert[:, None], dense[:, None])
+    over = np.where(own.table.expert, expert[:, None], dense[:, None])
     if cut == "none":
         return shapes.numel, shapes.copies
     if cut == "tensor":
@@ -83,7 +86,7 @@ def tensor_elements(own: Shares, cut: str, sharded_from: int) -> tuple[IntArray,
     along_rows = shapes.copies * partition.dim0(shapes.rows, shapes.rest, over)
     stacked = np.where(over <= shapes.copies, along_experts, along_rows)
     whole = partition.dim0(shapes.rows, shapes.rest, over)
-    return np.where(own.expert_rows, stacked, whole), np.where(own.expert_rows, 1, shapes.copies)
+    return np.where(own.table.expert, stacked, whole), np.where(own.table.expert, 1, shapes.copies)
 
 
 def buffer_bytes(own: Shares, buffer: Buffer) -> IntArray:
@@ -92,8 +95,10 @@ def buffer_bytes(own: Shares, buffer: Buffer) -> IntArray:
     if row.elements:
         fixed = bytes_of(ints(row.elements * row.copies), buffer.dtype)
         return np.broadcast_to(fixed[:, None], own.pp_stage.shape) * (own.held.sum(axis=2) > 0)
-    if row.select in ("largest_unit", "largest_module"):
+    if row.select == "largest_unit":
         return bytes_of(_largest_unit(own) * row.copies, buffer.dtype)
+    if row.select == "largest_module":
+        return np.broadcast_to(bytes_of(ints(buffer.elements), buffer.dtype)[:, None], own.pp_stage.shape)
     if row.cut in ("none", "dim0", "tensor"):
         amount = own.total(tensor_bytes(own, buffer))
     else:
@@ -140,8 +145,8 @@ def _pooled_elements(own: Shares, buffer: Buffer) -> tuple[IntArray, IntArray]:
         numel = round_up(numel, partition.MEGATRON_PARAM_ALIGN)
     amounts: list[IntArray] = []
     for chosen, over, group in (
-        (buffer.mask & ~own.expert_rows, over_dense[:, None], own.dense[:, None]),
-        (buffer.mask & own.expert_rows, over_expert[:, None], own.expert[:, None]),
+        (buffer.mask & ~own.table.expert, over_dense[:, None], own.dense[:, None]),
+        (buffer.mask & own.table.expert, over_expert[:, None], own.expert[:, None]),
     ):
         if not chosen.any():
             amounts.append(np.zeros_like(own.pp_stage))
@@ -172,9 +177,9 @@ def _unit_elements(own: Shares, chosen: BoolArray, over: IntArray, group: IntArr
 
 def _largest_unit(own: Shares) -> IntArray:
     """[plans, rows]: elements of the largest thing gathered at once: a block, the embedding or the output layer."""
-    local = own.shapes.numel * own.shapes.copies
-    slots = own.held > 0
-    return np.max(np.where(slots, local[:, None, :], 0), axis=2)
+    slot_of = np.eye(own.table.num_slots, dtype=np.int64)[own.table.slots]
+    per_slot = (own.shapes.numel * own.shapes.copies) @ slot_of
+    return np.max(np.where(own.counts > 0, per_slot[:, None, :], 0), axis=2)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +208,12 @@ def state_account(inventory: Inventory, plans: Plans) -> StateAccount:
     """The states of every plan, computed once per distinct combination of the columns they depend on."""
     accumulating = dataclasses.replace(plans, num_microbatches=np.minimum(plans.num_microbatches, 2))
     distinct, index = accumulating.distinct(COLUMNS)
-    own = shares(inventory, distinct)
+    return account_of(inventory, shares(inventory, distinct), index)
+
+
+def account_of(inventory: Inventory, own: Shares, index: IntArray) -> StateAccount:
+    """The states of shares already worked out; `index` says which of them answers for each plan asked about."""
+    distinct = own.plans
     zeros = np.zeros_like(own.pp_stage)
     held: dict[tuple[Category, Instant], IntArray] = {(c, i): zeros for c in CATEGORIES for i in INSTANTS}
     host = zeros
@@ -238,7 +248,7 @@ def _on_host(buffer: Buffer, offload: tuple[str, ...]) -> bool:
 def plan_mask(plans: Plans, buffer: Buffer) -> BoolArray:
     """[plans]: where the row's conditions on plan columns hold."""
     row = buffer.row
-    exists = np.isin(plans.zero_stage, row.zero)
+    exists = one_of(plans.zero_stage, row.zero, 4)
     if row.pp:
         exists = exists & ((plans.pp > 1) == (row.pp == ">1"))
     if row.only_accumulating:
@@ -252,3 +262,13 @@ def _alive(buffer: Buffer, instant: Instant, plans: Plans) -> IntArray | int | N
     if buffer.row.accumulates and instant == "loss":
         return (plans.num_microbatches > 1)[:, None].astype(np.int64)
     return None
+
+
+def shares_elements(own: Shares, mask: BoolArray, cut: Cut) -> IntArray:
+    """[plans, rows]: elements of the masked tensors on one rank: of one shard, or whole where `cut` is none."""
+    row = StateRow(category="weights", what="", dtype="", cut=cut, sharded_from=4 if cut == "none" else 0)
+    if cut in ("none", "dim0", "tensor"):
+        elements, storages = tensor_elements(own, cut, row.sharded_from)
+        return own.total(elements * storages * mask)
+    dense, expert = _pooled_elements(own, Buffer(row=row, what="", dtype="", mask=mask))
+    return dense + expert

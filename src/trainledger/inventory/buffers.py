@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from trainledger.errors import MissingFact
 from trainledger.inventory.tensors import DEEPSPEED_PERSISTENT_ELEMENTS, BoolArray, TensorTable
 from trainledger.plans.setting import Setting
 from trainledger.profiles.profile import StateRow
@@ -33,6 +34,7 @@ class Buffer(msgspec.Struct, frozen=True, kw_only=True):
     block: int = 0
     least: int = 0
     copies: int = 1
+    elements: int = 0
 
     @property
     def per_tensor(self) -> bool:
@@ -83,12 +85,32 @@ def _expand(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Buf
     if row.elements:
         yield Buffer(row=row, what=row.what, dtype=dtype, mask=trained)
         return
+    if row.select == "largest_module":
+        elements = largest_module(setting, table)
+        yield Buffer(row=row, what=row.what, dtype=dtype, mask=trained, elements=elements)
+        return
     selected = _selected(row, setting, table)
     stored = row.category == "weights" and row.select in ("trainable", "persistent")
     if stored:
         yield from _stored_weights(row, setting, dtype, selected, table)
     else:
         yield Buffer(row=row, what=row.what, dtype=dtype, mask=selected)
+
+
+def largest_module(setting: Setting, table: TensorTable) -> int:
+    """Parameters of the largest single layer, as DeepSpeed's estimator asks. [deepspeed: model_to_params]"""
+    if setting.largest_module_params:
+        return setting.largest_module_params
+    if setting.model.params_only:
+        raise MissingFact(
+            f"{setting.model.name} is a parameter count without shapes, so its largest layer is unknown and "
+            f"{setting.profile.name} at ZeRO-3 cannot be told; give a config.json, or another --engine"
+        )
+    layers: dict[str, int] = {}
+    for name, rows, rest in zip(table.names, table.rows, table.rest, strict=True):
+        layer = name.rsplit(".", 1)[0]
+        layers[layer] = layers.get(layer, 0) + int(rows * rest)
+    return max(layers.values())
 
 
 def _selected(row: StateRow, setting: Setting, table: TensorTable) -> BoolArray:
@@ -119,7 +141,7 @@ def _stored_weights(
     if quantised.any():
         yield Buffer(row=row, what=f"4-bit frozen {row.what}", dtype="nf4", mask=quantised, layout="nf4")
     if setting.workload.frozen_copy:
-        base = selected & (table.trainable | ~table.trainable if setting.workload.lora_rank == 0 else ~table.trainable)
+        base = selected & ~table.trainable if setting.workload.lora_rank else selected
         copies = setting.workload.frozen_copy
         yield Buffer(row=row, what=f"reference {row.what}", dtype=frozen, mask=base, copies=copies)
 

@@ -98,11 +98,21 @@ class Plans:
         if len(self) == 1:
             return self, np.zeros(1, dtype=np.int64)
         key = np.zeros(len(self), dtype=np.int64)
+        size = 1
         for name in names:
-            values, codes = np.unique(getattr(self, name), return_inverse=True)
-            key = key * len(values) + codes
+            codes, span = _codes(getattr(self, name))
+            if size * span >= 1 << 62:
+                key, size = _codes(np.unique(key, return_inverse=True)[1])
+            key = key * span + codes
+            size *= span
         _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         return self.take(first), inverse
+
+
+def _codes(column: IntArray) -> tuple[IntArray, int]:
+    """The column from zero, and how many values it could take."""
+    low = int(column.min())
+    return column - low, int(column.max()) - low + 1
 
 
 def make_plans(columns: Mapping[str, object]) -> Plans:

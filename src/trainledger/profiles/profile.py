@@ -103,6 +103,8 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     recompute_reruns_last: bool = True
     loss_all_reduces: int = 3
     bucket_elements: int = 0
+    pipeline_keeps_gathered: bool = False
+    final_unit_kept: bool = False
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
