@@ -222,19 +222,19 @@ def account_of(inventory: Inventory, own: Shares, index: IntArray) -> StateAccou
         if not exists.any():
             continue
         amount = buffer_bytes(own, buffer) * exists[:, None]
-        if _on_host(buffer, inventory.setting.scenario.offload):
+        if on_host(buffer, inventory.setting.scenario.offload):
             host = host + amount
             continue
         for instant in INSTANTS:
-            alive = _alive(buffer, instant, distinct)
+            alive = alive_at(buffer, instant, distinct)
             if alive is not None:
                 key = (buffer.row.category, instant)
                 held[key] = held[key] + amount * alive
     return StateAccount(index=index, pp_stage=own.pp_stage, held=held, host=host)
 
 
-def _on_host(buffer: Buffer, offload: tuple[str, ...]) -> bool:
-    """Rows name their place; where a profile has no host rows, offloading moves the row itself."""
+def on_host(buffer: Buffer, offload: tuple[str, ...]) -> bool:
+    """Whether a buffer lives in host memory. Rows name their place; where a profile has no host rows, offloading moves the row itself."""
     if buffer.row.place == "host":
         return True
     if buffer.row.offload or buffer.row.not_offload or buffer.row.category == "buffers":
@@ -256,7 +256,8 @@ def plan_mask(plans: Plans, buffer: Buffer) -> BoolArray:
     return exists
 
 
-def _alive(buffer: Buffer, instant: Instant, plans: Plans) -> IntArray | int | None:
+def alive_at(buffer: Buffer, instant: Instant, plans: Plans) -> IntArray | int | None:
+    """1 or a mask [plans, 1] where the buffer is alive at an instant, None where it never is."""
     if instant in buffer.row.alive:
         return 1
     if buffer.row.accumulates and instant == "loss":

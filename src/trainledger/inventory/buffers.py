@@ -18,7 +18,7 @@ from trainledger.plans.setting import Setting
 from trainledger.profiles.profile import StateRow
 
 NF4_BLOCK, NF4_NESTED_BLOCK = 64, 256
-"""QLoRA: one 8-bit scale per 64 weights, one fp32 scale per 256 of those. [qlora-paper: section 3, double quantization]"""
+"""QLoRA: one 8-bit scale per 64 weights, one fp32 scale per 256 of those. [qlora-paper: section 3]"""
 
 Layout = Literal["full", "block", "factored", "nf4"]
 

@@ -12,8 +12,8 @@ from itertools import accumulate
 import numpy as np
 
 from trainledger.arrays import IntArray
-from trainledger.errors import Refused
 from trainledger.facts.model import Model
+from trainledger.plans.split import layers_per_chunk
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,38 +28,6 @@ class StageTable:
     counts: IntArray
     pp_stage: IntArray
     last: IntArray
-
-
-def layers_per_chunk(num_layers: int, chunks: int, split: str, layout: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Layers of each virtual stage in pipeline order.
-
-    divisible   equal, and refused otherwise [megatron: arguments.py]
-    front       the first stages take one more
-    less_ends   embedding and output count as a layer each, on the first and last stage [torchtitan: pipeline_parallel]
-
-    >>> layers_per_chunk(10, 4, "front"), layers_per_chunk(30, 4, "less_ends")
-    ((3, 3, 2, 2), (7, 8, 8, 7))
-    """
-    if layout:
-        if len(layout) != chunks or sum(layout) != num_layers or min(layout) < 0:
-            raise Refused(
-                "pp-layout-adds-up",
-                f"--pp-layout {','.join(map(str, layout))} has {len(layout)} stages and {sum(layout)} layers; "
-                f"the plan has pp x vpp = {chunks} stages and the model {num_layers} layers",
-            )
-        return layout
-    ends = 1 if split == "less_ends" and chunks > 1 else 0
-    share, extra = divmod(num_layers + 2 * ends, chunks)
-    if split == "divisible" and extra:
-        raise Refused(
-            "layers-divisible-by-pp",
-            f"{num_layers} layers do not divide over pp x vpp = {chunks} stages (remainder {extra}); "
-            "change pp or vpp, or give --pp-layout",
-        )
-    counts = [share + (index < extra) for index in range(chunks)]
-    counts[0] -= ends
-    counts[-1] -= ends
-    return tuple(counts)
 
 
 def stage_table(

@@ -1,0 +1,200 @@
+"""One plan in full: every line it holds and moves, its memory and its traffic, on the stage that needs most."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from trainledger.account.activations import activation_bytes
+from trainledger.account.collectives import Collective
+from trainledger.account.states import (
+    Shares,
+    StateAccount,
+    account_of,
+    alive_at,
+    buffer_bytes,
+    on_host,
+    plan_mask,
+    shares,
+    tensor_bytes,
+)
+from trainledger.account.traffic import all_traffic
+from trainledger.inventory.buffers import Buffer
+from trainledger.inventory.inventory import Inventory
+from trainledger.lines import Line, line_id
+from trainledger.plans.plan import Plans
+from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Instant
+
+
+class Peak(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and when a rank holds most: bytes by category at that stage, each at its own largest, and the total."""
+
+    pp_stage: int
+    instant: Instant
+    by_category: dict[Category, int]
+    at_instants: dict[Instant, int]
+    states_bytes: int
+    activations_bytes: int
+    total_bytes: int
+    host_bytes: int
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective of one step on one rank, all calls together."""
+
+    collective: str
+    group: str
+    what: str
+    dtype: str
+    ranks: int
+    count: int
+    in_bytes: int
+    out_bytes: int
+    wire_bytes: int
+    cites: tuple[str, ...]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan's account before it is formatted."""
+
+    lines: tuple[Line, ...]
+    peak: Peak
+    traffic: tuple[Moved, ...]
+    wire_bytes: int
+
+
+def peak_of(account: StateAccount, activations: np.ndarray[Any, np.dtype[np.int64]], plan: int = 0) -> Peak:
+    """The stage and instant at which plan number `plan` holds most.
+
+    Activations are alive at the loss; the states of every instant are compared with it.
+    """
+    row = int(account.index[plan])
+    kept = activations[plan]
+    totals = {i: account.at(i)[row] + (kept if i == "loss" else 0) for i in INSTANTS}
+    stacked = np.stack([totals[i] for i in INSTANTS])
+    where = int(np.argmax(stacked.max(axis=0)))
+    instant = INSTANTS[int(np.argmax(stacked[:, where]))]
+    return Peak(
+        pp_stage=int(account.pp_stage[row, where]),
+        instant=instant,
+        by_category={c: int(account.largest(c)[row, where]) for c in CATEGORIES},
+        at_instants={i: int(totals[i][where]) for i in INSTANTS},
+        states_bytes=int(account.at(instant)[row, where]),
+        activations_bytes=int(kept[where]),
+        total_bytes=int(stacked[:, where].max()),
+        host_bytes=int(account.host[row, where]),
+    )
+
+
+def peak_totals(account: StateAccount, activations: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+    """[plans]: the largest total over stages and instants, for many plans."""
+    other = np.maximum.reduce([account.at(i) for i in INSTANTS if i != "loss"]).max(axis=1)
+    at_loss = (account.at("loss")[account.index] + activations).max(axis=1)
+    return np.maximum(other[account.index], at_loss)
+
+
+def entry(inventory: Inventory, plans: Plans) -> Entry:
+    """The full account of a Plans of length one."""
+    if len(plans) != 1:
+        raise AssertionError("a ledger is one plan")
+    own = shares(inventory, plans)
+    account = account_of(inventory, own, np.zeros(1, dtype=np.int64))
+    activations = activation_bytes(inventory, plans)
+    peak = peak_of(account, activations)
+    where = int(np.argmax(own.pp_stage[0] == peak.pp_stage))
+    calls = all_traffic(inventory, own)
+    moved = tuple(_moved(call, where) for call in calls if call.count[0, where])
+    lines = [*_held_lines(inventory, own, where), *_activation_line(inventory, peak), *_moved_lines(moved, where, own)]
+    return Entry(lines=tuple(lines), peak=peak, traffic=moved, wire_bytes=sum(m.wire_bytes for m in moved))
+
+
+def _moved(call: Collective, where: int) -> Moved:
+    return Moved(
+        collective=call.op,
+        group=call.group,
+        what=call.what,
+        dtype=call.dtype,
+        ranks=int(call.ranks[0]),
+        count=int(call.count[0, where]),
+        in_bytes=int(call.in_bytes[0, where]),
+        out_bytes=int(call.out_bytes[0, where]),
+        wire_bytes=round(float(call.wire_bytes()[0, where])),
+        cites=(call.cite,) if call.cite else (),
+    )
+
+
+def _held_lines(inventory: Inventory, own: Shares, where: int) -> list[Line]:
+    lines: list[Line] = []
+    offload = inventory.setting.scenario.offload
+    for buffer in inventory.buffers:
+        if not plan_mask(own.plans, buffer)[0]:
+            continue
+        place = "host" if on_host(buffer, offload) else "device"
+        instants = ",".join(i for i in INSTANTS if np.any(alive_at(buffer, i, own.plans) or 0))
+        if buffer.per_tensor and buffer.row.select not in ("largest_unit", "largest_module"):
+            lines.extend(_tensor_lines(own, buffer, where, place, instants))
+        else:
+            amount = int(buffer_bytes(own, buffer)[0, where])
+            lines.append(_line(own, buffer, buffer.what, amount, where, place, instants))
+    return [line for line in lines if line.amount]
+
+
+def _tensor_lines(own: Shares, buffer: Buffer, where: int, place: str, instants: str) -> list[Line]:
+    held = own.held[0, where] * buffer.row.copies * buffer.copies
+    amounts = tensor_bytes(own, buffer)[0] * held
+    plain = buffer.row.what == buffer.what == buffer.row.category
+    lines: list[Line] = []
+    for name, amount in zip(own.table.names, amounts.tolist(), strict=True):
+        what = name if plain else f"{name}:{buffer.what}"
+        if amount:
+            lines.append(_line(own, buffer, what, amount, where, place, instants))
+    return lines
+
+
+def _line(own: Shares, buffer: Buffer, what: str, amount: int, where: int, place: str, instants: str) -> Line:
+    row = buffer.row
+    sharded = int(own.plans.zero_stage[0]) >= row.sharded_from
+    over = f" over {int(own.dense[0])}" if sharded else ""
+    return Line(
+        id=line_id("held", row.category, what, "host" if place == "host" else ""),
+        amount=amount,
+        unit="B",
+        basis=row.basis,
+        formula=f"{buffer.dtype}, cut {row.cut}{over}; alive at {instants}",
+        cites=(row.cite,) if row.cite else (),
+        pp_stage=int(own.pp_stage[0, where]),
+    )
+
+
+def _activation_line(inventory: Inventory, peak: Peak) -> list[Line]:
+    if not peak.activations_bytes:
+        return []
+    scenario = inventory.setting.scenario
+    return [
+        Line(
+            id=line_id("held", "activations", "saved for backward"),
+            amount=peak.activations_bytes,
+            unit="B",
+            basis="modelled",
+            formula=f"closed form per block, recompute {scenario.recompute}, attention {scenario.attention}",
+            cites=("korthikanti",),
+            pp_stage=peak.pp_stage,
+        )
+    ]
+
+
+def _moved_lines(moved: tuple[Moved, ...], where: int, own: Shares) -> list[Line]:
+    return [
+        Line(
+            id=line_id("moved", move.collective, move.what, move.group),
+            amount=move.wire_bytes,
+            unit="B",
+            basis="modelled",
+            formula=f"{move.count} calls over {move.ranks} ranks, in {move.in_bytes} B, out {move.out_bytes} B; ring",
+            cites=move.cites,
+            pp_stage=int(own.pp_stage[0, where]),
+        )
+        for move in moved
+    ]

@@ -1,0 +1,11 @@
+"""Every rule, in the order in which a plan meets them."""
+
+from __future__ import annotations
+
+from trainledger.rules import engine, layout, shape
+from trainledger.rules.rule import Finding, Rule, findings, require, violations
+
+__all__ = ["REFUSALS", "RULES", "Finding", "Rule", "findings", "require", "violations"]
+
+RULES: tuple[Rule, ...] = (*engine.RULES, *shape.RULES, *layout.RULES)
+REFUSALS: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.severity == "refuse")

@@ -1,0 +1,252 @@
+"""Rules about what an engine, a recipe or a card can do at all."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainledger.plans.plan import Plans
+from trainledger.plans.setting import Setting
+from trainledger.rules.rule import Mask, Rule
+
+AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate")
+
+
+def _never(plans: Plans) -> Mask:
+    return np.zeros(len(plans), dtype=bool)
+
+
+def _everywhere(plans: Plans, broken: bool) -> Mask:
+    return np.full(len(plans), broken)
+
+
+def _precision_sentence(setting: Setting, row: dict[str, int]) -> str:
+    return (
+        f"--precision {setting.scenario.precision} is not a recipe of {setting.profile.name}; "
+        f"use one of {', '.join(setting.profile.precision)}"
+    )
+
+
+def _optimizer_sentence(setting: Setting, row: dict[str, int]) -> str:
+    return (
+        f"--optimizer {setting.scenario.optimizer} is not one that {setting.profile.name} shards; "
+        f"use one of {', '.join(setting.profile.optimizers)}"
+    )
+
+
+def _zero(setting: Setting, plans: Plans) -> Mask:
+    return ~np.isin(plans.zero_stage, setting.profile.zero_stages)
+
+
+def _zero_sentence(setting: Setting, row: dict[str, int]) -> str:
+    stages = ", ".join(map(str, setting.profile.zero_stages))
+    return f"--zero {row['zero_stage']} does not exist in {setting.profile.framework}; it has {stages}"
+
+
+def _unsupported_axes(setting: Setting) -> tuple[str, ...]:
+    return tuple(axis for axis in AXES if axis not in setting.profile.axes and axis != "etp")
+
+
+def _axes(setting: Setting, plans: Plans) -> Mask:
+    broken = _never(plans)
+    for axis in _unsupported_axes(setting):
+        broken |= getattr(plans, axis) > 1
+    if "etp" not in setting.profile.axes:
+        broken |= (plans.etp > 1) & (plans.etp != plans.tp)
+    return broken
+
+
+def _axes_sentence(setting: Setting, row: dict[str, int]) -> str:
+    lacking = [axis for axis in AXES if axis not in setting.profile.axes]
+    wrong = next(axis for axis in lacking if row[axis] > 1)
+    return (
+        f"--{wrong.replace('_', '-')} {row[wrong]} is not something {setting.profile.name} has; "
+        f"set it to 1, or choose another --engine"
+    )
+
+
+def _grad_dtype(setting: Setting, plans: Plans) -> Mask:
+    chosen, recipe = setting.scenario.grad_dtype, setting.precision
+    return _everywhere(plans, bool(chosen) and recipe is not None and chosen not in (*recipe.grad_choices, recipe.grad))
+
+
+def _grad_dtype_sentence(setting: Setting, row: dict[str, int]) -> str:
+    choices = ", ".join(setting.recipe.grad_choices) or setting.recipe.grad
+    return (
+        f"--grad-dtype {setting.scenario.grad_dtype} is not possible with {setting.scenario.precision} in "
+        f"{setting.profile.name}; use one of {choices}, or leave it out"
+    )
+
+
+def _offload(setting: Setting, plans: Plans) -> Mask:
+    return _everywhere(plans, bool(set(setting.scenario.offload) - set(setting.profile.offload)))
+
+
+def _offload_sentence(setting: Setting, row: dict[str, int]) -> str:
+    wrong = sorted(set(setting.scenario.offload) - set(setting.profile.offload))
+    can = ", ".join(setting.profile.offload) or "nothing"
+    return f"--offload {','.join(wrong)} is not something {setting.profile.name} can do; it offloads {can}"
+
+
+def _offload_zero(setting: Setting, plans: Plans) -> Mask:
+    deepspeed = setting.profile.name == "deepspeed"
+    offload = setting.scenario.offload
+    needs = 3 if "parameters" in offload and deepspeed else 1 if offload and deepspeed else 0
+    return plans.zero_stage < needs
+
+
+def _lora(setting: Setting, plans: Plans) -> Mask:
+    return _everywhere(plans, setting.workload.lora_rank > 0 and not setting.profile.lora)
+
+
+def _cp_comm(setting: Setting, plans: Plans) -> Mask:
+    chosen = setting.scenario.cp_comm
+    return _everywhere(plans, bool(chosen) and chosen not in setting.profile.traffic.cp_choices)
+
+
+def _mtp(setting: Setting, plans: Plans) -> Mask:
+    return _everywhere(plans, setting.workload.mtp and setting.model.mtp is None)
+
+
+def _card_dtype(setting: Setting, plans: Plans) -> Mask:
+    card, recipe = setting.accelerator, setting.precision
+    if card is None or recipe is None:
+        return _never(plans)
+    needed = recipe.accelerator_dtype or (recipe.activation if recipe.activation != "fp32" else "")
+    return _everywhere(plans, bool(needed) and card.supports(needed) is False)
+
+
+def _card_dtype_sentence(setting: Setting, row: dict[str, int]) -> str:
+    recipe = setting.recipe
+    needed = recipe.accelerator_dtype or recipe.activation
+    name = setting.accelerator.name if setting.accelerator is not None else ""
+    return f"--precision {setting.scenario.precision} needs {needed} arithmetic and {name} has none; use another recipe"
+
+
+def _capability(setting: Setting, plans: Plans) -> Mask:
+    card, recipe = setting.accelerator, setting.precision
+    if card is None or recipe is None or not recipe.least_capability or not card.compute_capability:
+        return _never(plans)
+    have = tuple(map(int, card.compute_capability.split(".")))
+    return _everywhere(plans, have < tuple(map(int, recipe.least_capability.split("."))))
+
+
+def _capability_sentence(setting: Setting, row: dict[str, int]) -> str:
+    card = setting.accelerator
+    have = f"{card.name} has {card.compute_capability}" if card is not None else ""
+    return (
+        f"--precision {setting.scenario.precision} needs compute capability {setting.recipe.least_capability} "
+        f"or newer and {have}; use another recipe or another card"
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        id="engine-precision",
+        severity="refuse",
+        scope="engine",
+        source="the engine's profile",
+        broken=lambda setting, plans: _everywhere(plans, setting.precision is None),
+        sentence=_precision_sentence,
+    ),
+    Rule(
+        id="engine-optimizer",
+        severity="refuse",
+        scope="engine",
+        source="the engine's profile",
+        broken=lambda setting, plans: _everywhere(
+            plans, setting.scenario.optimizer not in setting.profile.optimizers
+        ),
+        sentence=_optimizer_sentence,
+    ),
+    Rule(
+        id="engine-grad-dtype",
+        severity="refuse",
+        scope="engine",
+        source="the engine's profile",
+        broken=_grad_dtype,
+        sentence=_grad_dtype_sentence,
+    ),
+    Rule(
+        id="engine-zero-stage",
+        severity="refuse",
+        scope="engine",
+        source="the engine's profile",
+        broken=_zero,
+        sentence=_zero_sentence,
+    ),
+    Rule(
+        id="engine-axis",
+        severity="refuse",
+        scope="engine",
+        source="the engine's profile",
+        broken=_axes,
+        sentence=_axes_sentence,
+    ),
+    Rule(
+        id="engine-offload",
+        severity="refuse",
+        scope="engine",
+        source="the engine's profile",
+        broken=_offload,
+        sentence=_offload_sentence,
+    ),
+    Rule(
+        id="ds-offload-needs-zero",
+        severity="refuse",
+        scope="engine",
+        source="DeepSpeed runtime/zero/config.py at edaa722: offload_optimizer from stage 1, offload_param at stage 3",
+        broken=_offload_zero,
+        sentence=lambda setting, row: (
+            f"--offload {','.join(setting.scenario.offload)} at --zero {row['zero_stage']}: DeepSpeed offloads the "
+            "optimizer from stage 1 and parameters at stage 3; raise --zero"
+        ),
+    ),
+    Rule(
+        id="engine-lora",
+        severity="refuse",
+        scope="engine",
+        source="the engine's profile",
+        broken=_lora,
+        sentence=lambda setting, row: (
+            f"--lora-rank {setting.workload.lora_rank}: adapters are not accounted for in {setting.profile.name}; "
+            "use --engine pytorch or deepspeed"
+        ),
+    ),
+    Rule(
+        id="engine-cp-comm",
+        severity="refuse",
+        scope="engine",
+        source="the engine's profile",
+        broken=_cp_comm,
+        sentence=lambda setting, row: (
+            f"--cp-comm {setting.scenario.cp_comm} is not something {setting.profile.name} has; "
+            f"use one of {', '.join(setting.profile.traffic.cp_choices)}"
+        ),
+    ),
+    Rule(
+        id="mtp-needs-layers",
+        severity="refuse",
+        scope="model",
+        source="the model's config",
+        broken=_mtp,
+        sentence=lambda setting, row: (
+            f"--mtp but {setting.model.name} has no multi-token-prediction layers; leave the flag out"
+        ),
+    ),
+    Rule(
+        id="card-has-dtype",
+        severity="refuse",
+        scope="engine",
+        source="the accelerator's data file; bf16 needs compute capability 8.0",
+        broken=_card_dtype,
+        sentence=_card_dtype_sentence,
+    ),
+    Rule(
+        id="fp8-sm",
+        severity="refuse",
+        scope="engine",
+        source="TransformerEngine pytorch/quantization.py at d0067d0",
+        broken=_capability,
+        sentence=_capability_sentence,
+    ),
+)

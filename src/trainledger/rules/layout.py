@@ -1,0 +1,310 @@
+"""Rules about how degrees, batch and sequence fit together and onto the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from trainledger.errors import Refused
+from trainledger.plans.plan import Plans
+from trainledger.plans.setting import Setting
+from trainledger.plans.split import layers_per_chunk
+from trainledger.rules.rule import Mask, Rule
+from trainledger.rules.shape import divisors
+
+
+def _never(plans: Plans) -> Mask:
+    return np.zeros(len(plans), dtype=bool)
+
+
+def _text(text: str) -> Callable[[Setting, dict[str, int]], str]:
+    def sentence(setting: Setting, row: dict[str, int]) -> str:
+        shard = row["dp_replicate"] * row["dp_shard"] * row["mbs"]
+        return text.format(
+            dp=row["dp_replicate"] * row["dp_shard"],
+            share=shard,
+            seq=setting.workload.seq,
+            gbs=setting.workload.gbs,
+            layers=setting.model.num_layers,
+            framework=setting.profile.framework,
+            domain=setting.cluster.scale_up_domain if setting.cluster is not None else 0,
+            **row,
+        )
+
+    return sentence
+
+
+def _layers(setting: Setting, plans: Plans) -> Mask:
+    """More stages than layers, or a split that the engine refuses."""
+    chunks = plans.pp * plans.vpp
+    if setting.scenario.pp_layout:
+        return _never(plans)
+    if setting.profile.split == "divisible":
+        return setting.model.num_layers % chunks != 0
+    return (chunks > setting.model.num_layers) & (chunks > 1)
+
+
+def _layers_sentence(setting: Setting, row: dict[str, int]) -> str:
+    layers, chunks = setting.model.num_layers, row["pp"] * row["vpp"]
+    if setting.profile.split == "divisible":
+        return (
+            f"{layers} layers do not divide over pp x vpp = {row['pp']} x {row['vpp']} = {chunks} stages "
+            f"(remainder {layers % chunks}); use a product among {divisors(layers, 64)}, or give --pp-layout"
+        )
+    return f"pp x vpp = {chunks} stages for {layers} layers: some would be empty; use at most {layers}"
+
+
+def _layout(setting: Setting, plans: Plans) -> Mask:
+    layout = setting.scenario.pp_layout
+    if not layout:
+        return _never(plans)
+    return (plans.pp * plans.vpp != len(layout)) | (sum(layout) != setting.model.num_layers) | (min(layout) < 0)
+
+
+def _layout_sentence(setting: Setting, row: dict[str, int]) -> str:
+    try:
+        layers_per_chunk(setting.model.num_layers, row["pp"] * row["vpp"], "front", setting.scenario.pp_layout)
+    except Refused as refusal:
+        return str(refusal).split("] ", 1)[1]
+    raise AssertionError("pp-layout-adds-up and layers_per_chunk disagree")
+
+
+def _vpp(setting: Setting, plans: Plans) -> Mask:
+    return (plans.vpp > 1) & ((plans.pp == 1) | (setting.scenario.schedule != "interleaved"))
+
+
+def _interleaved(setting: Setting, plans: Plans) -> Mask:
+    """Megatron: micro-batches in groups of pp; a remainder below pp is refused. [megatron: schedules.py 1160-1177]"""
+    uneven = plans.num_microbatches % plans.pp
+    return (plans.vpp > 1) & (uneven != 0) & (uneven < plans.pp)
+
+
+def _batch(setting: Setting, plans: Plans) -> Mask:
+    if setting.workload.gbs is None:
+        return _never(plans)
+    return setting.workload.gbs % (plans.mbs * plans.dp) != 0
+
+
+def _fills_pipeline(setting: Setting, plans: Plans) -> Mask:
+    return plans.num_microbatches < plans.pp
+
+
+def _cp_seq(setting: Setting, plans: Plans) -> Mask:
+    """Load balancing cuts each sequence into 2 cp pieces. [megatron: arguments.py 1335-1338]"""
+    return (plans.cp > 1) & (setting.workload.seq % (2 * plans.cp) != 0)
+
+
+def _tt_seq(setting: Setting, plans: Plans) -> Mask:
+    if setting.profile.name != "torchtitan":
+        return _never(plans)
+    return setting.workload.seq % (plans.tp * 2 * plans.cp) != 0
+
+
+def _sp_seq(setting: Setting, plans: Plans) -> Mask:
+    return (plans.sp == 1) & (setting.workload.seq // plans.cp % plans.tp != 0)
+
+
+def _sp_tp(setting: Setting, plans: Plans) -> Mask:
+    return (plans.sp == 1) & (plans.tp == 1)
+
+
+def _moe_tp(setting: Setting, plans: Plans) -> Mask:
+    moe = any(block.moe is not None for block in setting.model.blocks)
+    if setting.profile.name != "megatron" or not moe:
+        return _never(plans)
+    return (plans.tp > 1) & (plans.sp == 0)
+
+
+def _expert_world(setting: Setting, plans: Plans) -> Mask:
+    """The experts' grid is laid over the ranks of one pipeline stage. [megatron: parallel_state.py 883]"""
+    if "ep" not in setting.profile.axes:
+        return _never(plans)
+    stage = plans.tp * plans.cp * plans.dp
+    return (plans.ep > 1) & (stage % (plans.etp * plans.ep) != 0)
+
+
+def _expert_replicas(setting: Setting, plans: Plans) -> Mask:
+    group = plans.tp * plans.cp * plans.dp // (plans.etp * plans.ep)
+    return (plans.ep > 1) & (plans.dp_replicate > 1) & (group % plans.dp_replicate != 0)
+
+
+def _ds_pp_zero(setting: Setting, plans: Plans) -> Mask:
+    if setting.profile.name != "deepspeed":
+        return _never(plans)
+    return (plans.pp > 1) & (plans.zero_stage >= 2)
+
+
+def _ds_moe_zero3(setting: Setting, plans: Plans) -> Mask:
+    if setting.profile.name != "deepspeed":
+        return _never(plans)
+    return (plans.ep > 1) & (plans.zero_stage == 3)
+
+
+def _fsdp_pp(setting: Setting, plans: Plans) -> Mask:
+    """Megatron-FSDP (stages 2, 3) shares no pipeline with the distributed optimizer's buckets."""
+    if setting.profile.name != "megatron":
+        return _never(plans)
+    return (plans.zero_stage >= 2) & (plans.vpp > 1)
+
+
+def _replicas(setting: Setting, plans: Plans) -> Mask:
+    return (plans.dp_replicate > 1) & (plans.zero_stage == 0)
+
+
+def _ulysses(setting: Setting, plans: Plans) -> Mask:
+    """All-to-all context parallelism deals out heads. [deepspeed: ulysses_sp.py 146-149]"""
+    if (setting.scenario.cp_comm or setting.profile.traffic.cp_comm) != "all_to_all":
+        return _never(plans)
+    broken = _never(plans)
+    for block in setting.model.blocks:
+        if block.attention is not None:
+            broken |= (block.attention.heads // plans.tp) % plans.cp != 0
+    return broken
+
+
+def _scale_up(setting: Setting, plans: Plans) -> Mask:
+    if setting.cluster is None:
+        return _never(plans)
+    return plans.tp > setting.cluster.scale_up_domain
+
+
+def _whole_nodes(setting: Setting, plans: Plans) -> Mask:
+    if setting.cluster is None:
+        return _never(plans)
+    node = setting.cluster.gpus_per_node
+    return (plans.gpus > node) & (plans.gpus % node != 0)
+
+
+def _rule(
+    rule: str,
+    broken: Callable[[Setting, Plans], Mask],
+    sentence: Callable[[Setting, dict[str, int]], str],
+    source: str,
+    severity: str = "refuse",
+) -> Rule:
+    return Rule(id=rule, severity=severity, scope="plan", source=source, broken=broken, sentence=sentence)  # type: ignore[arg-type]
+
+
+RULES: tuple[Rule, ...] = (
+    _rule("pp-layout-adds-up", _layout, _layout_sentence, "Megatron-Core pipeline_parallel_layer_layout.py"),
+    _rule("layers-divisible-by-pp", _layers, _layers_sentence, "Megatron-LM arguments.py 968-997 at d98e8a6"),
+    _rule(
+        "vpp-needs-interleaved",
+        _vpp,
+        _text("vpp={vpp} with pp={pp}: virtual stages need pp > 1 and --schedule interleaved; set both, or vpp to 1"),
+        "Megatron-LM arguments.py 1001-1008 at d98e8a6",
+    ),
+    _rule(
+        "gbs-divisible",
+        _batch,
+        _text("--gbs {gbs} is not a multiple of mbs x dp = {mbs} x {dp} = {share}; change --gbs, --mbs or a degree"),
+        "Megatron-Core num_microbatches_calculator.py 381; DeepSpeed runtime/config.py 925-937",
+    ),
+    _rule(
+        "interleaved-microbatches",
+        _interleaved,
+        _text(
+            "{num_microbatches} micro-batches do not come in groups of pp={pp}, which the interleaved schedule needs; "
+            "change --gbs or --mbs, or set vpp to 1"
+        ),
+        "Megatron-Core pipeline_parallel/schedules.py 1160-1177",
+    ),
+    _rule(
+        "cp-seq",
+        _cp_seq,
+        _text("--seq {seq} is not a multiple of 2 x cp = 2 x {cp}; change --seq or --cp"),
+        "Megatron-LM arguments.py 1335-1338 at d98e8a6",
+    ),
+    _rule(
+        "tt-seq",
+        _tt_seq,
+        _text("--seq {seq} is not a multiple of tp x 2 x cp = {tp} x 2 x {cp}; change --seq, --tp or --cp"),
+        "torchtitan distributed/parallel_dims.py 665-668 at b5bcd76",
+    ),
+    _rule(
+        "sp-needs-tp",
+        _sp_tp,
+        _text("--sp with tp={tp} does nothing: the engine turns it off; leave it out, or raise --tp"),
+        "Megatron-LM arguments.py 1430-1442 at d98e8a6",
+    ),
+    _rule(
+        "sp-seq",
+        _sp_seq,
+        _text("--sp cuts seq / cp = {seq} / {cp} tokens over tp={tp} ranks and it does not divide; change one of them"),
+        "Megatron-Core tensor_parallel/mappings.py",
+    ),
+    _rule(
+        "moe-tp-needs-sp",
+        _moe_tp,
+        _text("tp={tp} without --sp: Megatron trains MoE layers under tensor parallelism only with it; add --sp"),
+        "Megatron-Core transformer/moe/moe_layer.py 636-640 at d98e8a6",
+    ),
+    _rule(
+        "expert-world",
+        _expert_world,
+        _text("the ranks of a stage, tp x cp x dp = {tp} x {cp} x {dp}, are not a multiple of etp x ep = {etp} x {ep}"
+              "; lower --ep or --etp"),
+        "Megatron-Core parallel_state.py 883 at d98e8a6",
+    ),
+    _rule(
+        "expert-replicas",
+        _expert_replicas,
+        _text("dp_replicate={dp_replicate} does not divide the experts' data-parallel group; lower it, or --ep"),
+        "Megatron-Core parallel_state.py at d98e8a6",
+    ),
+    _rule(
+        "dp-replicate-needs-zero",
+        _replicas,
+        _text("dp_replicate={dp_replicate} at --zero 0: nothing is sharded, so all ranks are replicas; "
+              "leave it out, or raise --zero"),
+        "PyTorch HSDP: replicas of sharded groups",
+    ),
+    _rule(
+        "ds-zero-ge2-with-pp",
+        _ds_pp_zero,
+        _text("--zero {zero_stage} with pp={pp}: DeepSpeed's pipeline engine runs stages 0 and 1 only; "
+              "use --zero 1, or pp 1"),
+        "DeepSpeed runtime/pipe/engine.py 76-77 at edaa722",
+    ),
+    _rule(
+        "ds-moe-zero3",
+        _ds_moe_zero3,
+        _text("--zero 3 with ep={ep}: DeepSpeed's own MoE layers refuse stage 3; use --zero 2, or ep 1"),
+        "DeepSpeed runtime/engine.py 1885-1893 at edaa722",
+    ),
+    _rule(
+        "mg-fsdp-vpp",
+        _fsdp_pp,
+        _text("--zero {zero_stage} with vpp={vpp}: Megatron-FSDP runs without virtual stages; set vpp to 1"),
+        "Megatron-LM megatron/core/distributed/fsdp at d98e8a6",
+    ),
+    _rule(
+        "ulysses-heads",
+        _ulysses,
+        _text("cp={cp} by all-to-all deals out attention heads and does not divide heads / tp; lower --cp or --tp"),
+        "DeepSpeed runtime/sequence_parallel/ulysses_sp.py 146-149 at edaa722",
+    ),
+    _rule(
+        "pp-bubble",
+        _fills_pipeline,
+        _text("{num_microbatches} micro-batches for pp={pp} stages leave the pipeline idle most of the time; "
+              "raise --gbs or lower --mbs"),
+        "Narayanan et al. 2021, section 2.2: the bubble is (pp - 1) / micro-batches",
+        "warn",
+    ),
+    _rule(
+        "tp-inside-scale-up",
+        _scale_up,
+        _text("tp={tp} reaches beyond the {domain} ranks that fast links join; lower --tp"),
+        "Narayanan et al. 2021, takeaway 1",
+        "warn",
+    ),
+    _rule(
+        "whole-nodes",
+        _whole_nodes,
+        _text("the job does not fill its last node; use a multiple of the node's GPUs"),
+        "a partial node is still paid for",
+        "advise",
+    ),
+)

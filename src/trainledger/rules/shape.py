@@ -1,0 +1,195 @@
+"""Rules about a model's shapes against the degrees that cut them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from trainledger.facts.model import Attention, Block, Model
+from trainledger.plans.plan import Plans
+from trainledger.plans.setting import Setting
+from trainledger.rules.rule import Mask, Rule
+
+MEGATRON_CONFIG = "Megatron-Core transformer_config.py at d98e8a6"
+
+
+def divisors(number: int, most: int = 1 << 20) -> str:
+    """The divisors of a number up to `most`, for the "use one of" of a sentence.
+
+    >>> divisors(12)
+    '1, 2, 3, 4, 6, 12'
+    """
+    return ", ".join(str(d) for d in range(1, min(number, most) + 1) if number % d == 0)
+
+
+def _attentions(model: Model) -> list[Attention]:
+    return [block.attention for block in model.blocks if block.attention is not None]
+
+
+def _moe_blocks(model: Model) -> list[Block]:
+    return [block for block in model.blocks if block.moe is not None]
+
+
+def _heads(setting: Setting, plans: Plans) -> Mask:
+    broken = np.zeros(len(plans), dtype=bool)
+    for attention in _attentions(setting.model):
+        broken |= attention.heads % plans.tp != 0
+    return broken
+
+
+def _heads_sentence(setting: Setting, row: dict[str, int]) -> str:
+    heads = min(a.heads for a in _attentions(setting.model) if a.heads % row["tp"])
+    return f"tp={row['tp']} does not divide the model's {heads} attention heads; use one of {divisors(heads, 64)}"
+
+
+def _kv_heads(setting: Setting, plans: Plans) -> Mask:
+    broken = np.zeros(len(plans), dtype=bool)
+    for attention in _attentions(setting.model):
+        if attention.kind == "mla":
+            continue
+        uneven = attention.kv_heads % plans.tp != 0
+        if setting.profile.kv_replication:
+            uneven &= plans.tp % attention.kv_heads != 0
+        broken |= uneven
+    return broken
+
+
+def _kv_heads_sentence(setting: Setting, row: dict[str, int]) -> str:
+    kv_heads = min(a.kv_heads for a in _attentions(setting.model) if a.kv_heads % row["tp"])
+    if setting.profile.kv_replication:
+        rule = "must divide them or be a multiple of them"
+        fix = divisors(kv_heads, 64)
+    else:
+        rule = f"must divide them, for {setting.profile.framework} does not copy KV heads"
+        fix = divisors(kv_heads, 64)
+    return f"tp={row['tp']} and {kv_heads} KV heads: tp {rule}; use one of {fix}"
+
+
+def _widths(model: Model) -> dict[str, int]:
+    widths: dict[str, int] = {}
+    for block in model.blocks:
+        if block.mlp is not None:
+            widths["the MLP width"] = block.mlp.intermediate
+        if block.moe is not None and block.moe.shared_intermediate:
+            widths["the shared experts' width"] = block.moe.shared_intermediate
+        if block.ssm is not None:
+            widths["the SSM groups"] = block.ssm.groups
+    return widths
+
+
+def _widths_broken(setting: Setting, plans: Plans) -> Mask:
+    broken = np.zeros(len(plans), dtype=bool)
+    for width in _widths(setting.model).values():
+        broken |= width % plans.tp != 0
+    return broken
+
+
+def _widths_sentence(setting: Setting, row: dict[str, int]) -> str:
+    what, width = next((k, v) for k, v in _widths(setting.model).items() if v % row["tp"])
+    return f"tp={row['tp']} does not divide {what}, {width}; use one of {divisors(width, 64)}"
+
+
+def _experts(setting: Setting, plans: Plans) -> Mask:
+    broken = np.zeros(len(plans), dtype=bool)
+    for block in _moe_blocks(setting.model):
+        if block.moe is not None:
+            broken |= block.moe.experts % plans.ep != 0
+    return broken
+
+
+def _experts_sentence(setting: Setting, row: dict[str, int]) -> str:
+    experts = min(b.moe.experts for b in _moe_blocks(setting.model) if b.moe is not None)
+    return f"ep={row['ep']} does not divide the model's {experts} routed experts; use one of {divisors(experts, 512)}"
+
+
+def _expert_width(setting: Setting, plans: Plans) -> Mask:
+    broken = np.zeros(len(plans), dtype=bool)
+    for block in _moe_blocks(setting.model):
+        if block.moe is not None:
+            broken |= block.moe.intermediate % plans.etp != 0
+    return broken
+
+
+def _expert_width_sentence(setting: Setting, row: dict[str, int]) -> str:
+    width = min(b.moe.intermediate for b in _moe_blocks(setting.model) if b.moe is not None)
+    return f"etp={row['etp']} does not divide the experts' width, {width}; use one of {divisors(width, 64)}"
+
+
+def _no_experts(setting: Setting, plans: Plans) -> Mask:
+    if _moe_blocks(setting.model):
+        return np.zeros(len(plans), dtype=bool)
+    return plans.ep > 1
+
+
+def _needs_shapes(setting: Setting, plans: Plans) -> Mask:
+    if not setting.model.params_only:
+        return np.zeros(len(plans), dtype=bool)
+    return (plans.tp > 1) | (plans.pp > 1) | (plans.cp > 1) | (plans.ep > 1)
+
+
+def _say(text: str) -> Callable[[Setting, dict[str, int]], str]:
+    return lambda setting, row: text.format(model=setting.model.name, **row)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        id="shapes-known",
+        severity="refuse",
+        scope="model",
+        source="a parameter count says nothing about heads, layers or experts",
+        broken=_needs_shapes,
+        sentence=_say(
+            "{model} is a parameter count without shapes, so tp={tp}, pp={pp}, cp={cp}, ep={ep} cannot be told apart; "
+            "give a config.json, or leave those degrees at 1"
+        ),
+    ),
+    Rule(
+        id="heads-divisible-by-tp",
+        severity="refuse",
+        scope="model",
+        source=MEGATRON_CONFIG,
+        broken=_heads,
+        sentence=_heads_sentence,
+    ),
+    Rule(
+        id="kv-heads-divisible-by-tp",
+        severity="refuse",
+        scope="model",
+        source=MEGATRON_CONFIG,
+        broken=_kv_heads,
+        sentence=_kv_heads_sentence,
+    ),
+    Rule(
+        id="width-divisible-by-tp",
+        severity="refuse",
+        scope="model",
+        source="Megatron-Core tensor_parallel/layers.py divide()",
+        broken=_widths_broken,
+        sentence=_widths_sentence,
+    ),
+    Rule(
+        id="ep-needs-experts",
+        severity="refuse",
+        scope="model",
+        source="Megatron-LM arguments.py at d98e8a6",
+        broken=_no_experts,
+        sentence=_say("ep={ep} but {model} has no routed experts; set ep to 1"),
+    ),
+    Rule(
+        id="experts-divisible-by-ep",
+        severity="refuse",
+        scope="model",
+        source="Megatron-Core transformer/moe/moe_layer.py; torchtitan models/common/decoder.py",
+        broken=_experts,
+        sentence=_experts_sentence,
+    ),
+    Rule(
+        id="expert-width-divisible-by-etp",
+        severity="refuse",
+        scope="model",
+        source="Megatron-Core tensor_parallel/layers.py divide()",
+        broken=_expert_width,
+        sentence=_expert_width_sentence,
+    ),
+)
