@@ -127,6 +127,13 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
         return float(self.fact("board.tdp").value)
 
     @property
+    def capability(self) -> tuple[int, ...]:
+        """CUDA compute capability as numbers, (9, 0); () where the card has none or no source states it."""
+        stated = self.facts.get("board.capability")
+        parts = str(stated.value).split(".") if stated is not None else []
+        return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()
+
+    @property
     def link_bytes_per_s(self) -> float:
         """One direction of the scale-up link, per device; refused where the card has none."""
         fact = self.fact("link.one_way")

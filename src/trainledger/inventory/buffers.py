@@ -67,10 +67,7 @@ def _non_tn(setting: Setting) -> bool:
 
     Without a card, or on one without a compute capability, a Hopper is assumed: the copy is kept.
     """
-    card = setting.accelerator
-    if card is None or not card.compute_capability:
-        return False
-    capability = tuple(int(part) for part in card.compute_capability.split("."))
+    capability = setting.accelerator.capability if setting.accelerator is not None else ()
     return (10, 0) <= capability < (12, 0) or capability >= (13, 0)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from trainledger.plans.plan import Plans
 from trainledger.plans.setting import Setting
+from trainledger.profiles.profile import Precision
 from trainledger.rules.rule import Mask, Rule
 
 AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate")
@@ -62,6 +63,10 @@ def _axes_sentence(setting: Setting, row: dict[str, int]) -> str:
         f"--{wrong.replace('_', '-')} {row[wrong]} is not something {setting.profile.name} has; "
         f"set it to 1, or choose another --engine"
     )
+
+
+def _sp(setting: Setting, plans: Plans) -> Mask:
+    return (plans.sp == 1) & ("sp" not in setting.profile.axes)
 
 
 def _grad_dtype(setting: Setting, plans: Plans) -> Mask:
@@ -122,17 +127,20 @@ def _card_dtype_sentence(setting: Setting, row: dict[str, int]) -> str:
     return f"--precision {setting.scenario.precision} needs {needed} arithmetic and {name} has none; use another recipe"
 
 
+def _least(recipe: Precision) -> tuple[int, ...]:
+    return tuple(map(int, recipe.least_capability.split(".")))
+
+
 def _capability(setting: Setting, plans: Plans) -> Mask:
     card, recipe = setting.accelerator, setting.precision
-    if card is None or recipe is None or not recipe.least_capability or not card.compute_capability:
+    if card is None or recipe is None or not recipe.least_capability or not card.capability:
         return _never(plans)
-    have = tuple(map(int, card.compute_capability.split(".")))
-    return _everywhere(plans, have < tuple(map(int, recipe.least_capability.split("."))))
+    return _everywhere(plans, card.capability < _least(recipe))
 
 
 def _capability_sentence(setting: Setting, row: dict[str, int]) -> str:
     card = setting.accelerator
-    have = f"{card.name} has {card.compute_capability}" if card is not None else ""
+    have = f"{card.name} has {'.'.join(map(str, card.capability))}" if card is not None else ""
     return (
         f"--precision {setting.scenario.precision} needs compute capability {setting.recipe.least_capability} "
         f"or newer and {have}; use another recipe or another card"
@@ -181,6 +189,16 @@ RULES: tuple[Rule, ...] = (
         source="the engine's profile",
         broken=_axes,
         sentence=_axes_sentence,
+    ),
+    Rule(
+        id="engine-sp",
+        severity="refuse",
+        scope="engine",
+        source="the engine's profile",
+        broken=_sp,
+        sentence=lambda setting, row: (
+            f"--sp: {setting.profile.framework} has no sequence parallelism beside its tensor parallelism; leave it out"
+        ),
     ),
     Rule(
         id="engine-offload",
@@ -234,19 +252,19 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="card-has-dtype",
-        severity="refuse",
-        scope="engine",
-        source="the accelerator's data file; bf16 needs compute capability 8.0",
-        broken=_card_dtype,
-        sentence=_card_dtype_sentence,
-    ),
-    Rule(
         id="fp8-sm",
         severity="refuse",
         scope="engine",
         source="TransformerEngine pytorch/quantization.py at d0067d0",
         broken=_capability,
         sentence=_capability_sentence,
+    ),
+    Rule(
+        id="card-has-dtype",
+        severity="refuse",
+        scope="engine",
+        source="the accelerator's data file; bf16 needs compute capability 8.0",
+        broken=_card_dtype,
+        sentence=_card_dtype_sentence,
     ),
 )

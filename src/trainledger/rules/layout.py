@@ -14,6 +14,10 @@ from trainledger.rules.rule import Mask, Rule
 from trainledger.rules.shape import divisors
 
 
+CP_LEAST_TOKENS = 4096
+"""Below this a rank's piece of the sequence is short; Llama 3 gave each of 16 ranks 8,192. [llama3: table 4]"""
+
+
 def _never(plans: Plans) -> Mask:
     return np.zeros(len(plans), dtype=bool)
 
@@ -169,6 +173,10 @@ def _scale_up(setting: Setting, plans: Plans) -> Mask:
     return plans.tp > setting.cluster.scale_up_domain
 
 
+def _short_pieces(setting: Setting, plans: Plans) -> Mask:
+    return (plans.cp > 1) & (setting.workload.seq // plans.cp < CP_LEAST_TOKENS)
+
+
 def _whole_nodes(setting: Setting, plans: Plans) -> Mask:
     if setting.cluster is None:
         return _never(plans)
@@ -298,6 +306,13 @@ RULES: tuple[Rule, ...] = (
         _scale_up,
         _text("tp={tp} reaches beyond the {domain} ranks that fast links join; lower --tp"),
         "Narayanan et al. 2021, takeaway 1",
+        "warn",
+    ),
+    _rule(
+        "cp-short-pieces",
+        _short_pieces,
+        _text("cp={cp} cuts --seq {seq} into pieces below 4096 tokens, too short to hide their exchange; lower --cp"),
+        "Llama 3 herd, table 4: cp=16 at 131,072 tokens, none at 8,192",
         "warn",
     ),
     _rule(

@@ -1,0 +1,1 @@
+"""Facts of the outside world, each with its source: models, clusters, accelerators, workloads."""

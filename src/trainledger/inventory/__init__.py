@@ -1,0 +1,1 @@
+"""Tensors, buffers and pipeline stages as arrays over distinct rows."""
