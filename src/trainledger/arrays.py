@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import gcd
 
 import numpy as np
@@ -22,7 +23,7 @@ def ceil_div(amount: IntArray | int, over: IntArray | int) -> IntArray:
     >>> ceil_div(np.array([7, 8]), 4)
     array([2, 2])
     """
-    return -(-np.asarray(amount, dtype=np.int64) // np.asarray(over, dtype=np.int64))
+    return -(-amount // over)  # type: ignore[return-value]  # an array wherever either is one
 
 
 def round_up(amount: IntArray | int, multiple: IntArray | int) -> IntArray:
@@ -31,7 +32,7 @@ def round_up(amount: IntArray | int, multiple: IntArray | int) -> IntArray:
     >>> round_up(np.array([1, 128]), 128)
     array([128, 128])
     """
-    return ceil_div(amount, multiple) * np.asarray(multiple, dtype=np.int64)
+    return ceil_div(amount, multiple) * multiple
 
 
 def lcm(left: int, right: int) -> int:
@@ -47,6 +48,11 @@ def one_of(column: IntArray, chosen: tuple[int, ...], size: int) -> NDArray[np.b
     >>> one_of(np.array([0, 3, 1]), (1, 3), 4).tolist()
     [False, True, True]
     """
+    return _membership(chosen, size)[column]
+
+
+@lru_cache(maxsize=64)
+def _membership(chosen: tuple[int, ...], size: int) -> NDArray[np.bool_]:
     table = np.zeros(size, dtype=np.bool_)
     table[list(chosen)] = True
-    return table[column]
+    return table

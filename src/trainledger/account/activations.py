@@ -111,8 +111,19 @@ def in_flight_chunks(plans: Plans, pp_stage: IntArray, schedule: str) -> IntArra
     return np.minimum(batches * vpp, 2 * (pp - pp_stage - 1) + (vpp - 1) * pp + 1)
 
 
+COLUMNS = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "mbs", "num_microbatches")
+
+
 def activation_bytes(inventory: Inventory, plans: Plans) -> IntArray:
-    """[plans, rows]: bytes of activations at their peak on each distinct stage, all micro-batches in flight."""
+    """[plans, rows]: bytes of activations at their peak on each distinct stage, all micro-batches in flight.
+
+    Computed once per distinct combination of the columns they depend on.
+    """
+    distinct, index = plans.distinct(COLUMNS)
+    return _by_stage(inventory, distinct)[index]
+
+
+def _by_stage(inventory: Inventory, plans: Plans) -> IntArray:
     setting = inventory.setting
     model = setting.model
     counts, pp_stage = inventory.stage_counts(plans)

@@ -127,18 +127,23 @@ def _moved(call: Collective, where: int) -> Moved:
 
 def _held_lines(inventory: Inventory, own: Shares, where: int) -> list[Line]:
     lines: list[Line] = []
-    offload = inventory.setting.scenario.offload
+    offload = inventory.setting.offload_moves
     for buffer in inventory.buffers:
         if not plan_mask(own.plans, buffer)[0]:
             continue
         place = "host" if on_host(buffer, offload) else "device"
-        instants = ",".join(i for i in INSTANTS if np.any(alive_at(buffer, i, own.plans) or 0))
+        instants = ",".join(i for i in INSTANTS if _alive(buffer, i, own.plans))
         if buffer.per_tensor and buffer.row.select not in ("largest_unit", "largest_module"):
             lines.extend(_tensor_lines(own, buffer, where, place, instants))
         else:
             amount = int(buffer_bytes(own, buffer)[0, where])
             lines.append(_line(own, buffer, buffer.what, amount, where, place, instants))
     return [line for line in lines if line.amount]
+
+
+def _alive(buffer: Buffer, instant: Instant, plans: Plans) -> bool:
+    alive = alive_at(buffer, instant, plans)
+    return alive is not None and bool(alive if isinstance(alive, int) else alive[0, 0])
 
 
 def _tensor_lines(own: Shares, buffer: Buffer, where: int, place: str, instants: str) -> list[Line]:

@@ -42,6 +42,8 @@ class Shares:
     expert: IntArray
     table: TensorTable
     stacked: bool
+    known: dict[tuple[str, int], tuple[IntArray, IntArray]] = dataclasses.field(default_factory=dict)
+    """Elements by (cut, sharded_from), for most buffers of an engine are cut alike."""
 
     def over(self, sharded_from: int) -> tuple[IntArray, IntArray]:
         """(dense, expert) divisors under each plan's zero_stage."""
@@ -72,6 +74,13 @@ def shares(inventory: Inventory, plans: Plans) -> Shares:
 
 def tensor_elements(own: Shares, cut: str, sharded_from: int) -> tuple[IntArray, IntArray]:
     """([plans, T] elements of one storage, [plans, T] storages of it) for the cuts that keep tensors apart."""
+    key = (cut, sharded_from)
+    if key not in own.known:
+        own.known[key] = _tensor_elements(own, cut, sharded_from)
+    return own.known[key]
+
+
+def _tensor_elements(own: Shares, cut: str, sharded_from: int) -> tuple[IntArray, IntArray]:
     shapes = own.shapes
     dense, expert = own.over(sharded_from)
     over = np.where(own.table.expert, expert[:, None], dense[:, None])
@@ -79,7 +88,7 @@ def tensor_elements(own: Shares, cut: str, sharded_from: int) -> tuple[IntArray,
         return shapes.numel, shapes.copies
     if cut == "tensor":
         return partition.per_tensor(shapes.numel, over), shapes.copies
-    if not own.stacked:
+    if not own.stacked or not own.table.expert.any():
         return partition.dim0(shapes.rows, shapes.rest, over), shapes.copies
     # stacked experts are cut along the experts, or along their rows where more ranks than experts share them
     along_experts = partition.dim0(shapes.copies, shapes.numel, over)
@@ -222,7 +231,7 @@ def account_of(inventory: Inventory, own: Shares, index: IntArray) -> StateAccou
         if not exists.any():
             continue
         amount = buffer_bytes(own, buffer) * exists[:, None]
-        if on_host(buffer, inventory.setting.scenario.offload):
+        if on_host(buffer, inventory.setting.offload_moves):
             host = host + amount
             continue
         for instant in INSTANTS:
@@ -233,16 +242,13 @@ def account_of(inventory: Inventory, own: Shares, index: IntArray) -> StateAccou
     return StateAccount(index=index, pp_stage=own.pp_stage, held=held, host=host)
 
 
-def on_host(buffer: Buffer, offload: tuple[str, ...]) -> bool:
+def on_host(buffer: Buffer, offload: tuple[tuple[Category, ...], ...]) -> bool:
     """Whether a buffer lives in host memory. Rows name their place; where a profile has no host rows, offloading moves the row itself."""
     if buffer.row.place == "host":
         return True
-    if buffer.row.offload or buffer.row.not_offload or buffer.row.category == "buffers":
+    if buffer.row.offload or buffer.row.not_offload:
         return False
-    if "parameters" in offload:
-        # FSDP2's CPUOffloadPolicy keeps shards, gradients and optimizer state on the host. [fsdp2: C1]
-        return buffer.row.sharded_from < 4
-    return "optimizer" in offload and buffer.row.category == "optimizer"
+    return buffer.row.sharded_from < 4 and any(buffer.row.category in moves for moves in offload)
 
 
 def plan_mask(plans: Plans, buffer: Buffer) -> BoolArray:

@@ -73,6 +73,8 @@ def _tensor(step: _Step) -> Iterator[Collective]:
     """
     plans = step.plans
     tp = plans.tp
+    if not (tp > 1).any():
+        return
     sp = (plans.sp == 1)[:, None].astype(np.int64)
     size = step.hidden_bytes()
     pairs = step.per_block([regions(block) for block in step.model.blocks])
@@ -111,6 +113,8 @@ def _context(step: _Step) -> Iterator[Collective]:
     plans, cp = step.plans, step.plans.cp
     kind = step.setting.scenario.cp_comm or step.rules.cp_comm
     forward, batches = 1 + step.recompute, step.batches
+    if not (cp > 1).any():
+        return
     for index, block in enumerate(step.model.blocks):
         if block.attention is None:
             continue
@@ -160,6 +164,8 @@ def _pipeline(step: _Step) -> Iterator[Collective]:
     An inner stage sends m v forward; the last wraps m (v-1) of them to the first; gradients mirror that.
     """
     plans, pp = step.plans, step.plans.pp
+    if not (pp > 1).any():
+        return
     split = np.where(plans.sp == 1, plans.tp, 1)
     size = bytes_of(ceil_div(step.tokens * step.model.hidden_size, split), step.dtype)[:, None]
     chunks, wraps = plans.vpp[:, None] * step.batches, (plans.vpp - 1)[:, None] * step.batches

@@ -9,7 +9,7 @@ from trainledger.facts.model import Model
 from trainledger.facts.workload import Workload
 from trainledger.plans.plan import Scenario
 from trainledger.profiles import load_optimizer, load_profile
-from trainledger.profiles.profile import Optimizer, Precision, Profile
+from trainledger.profiles.profile import Category, Optimizer, Precision, Profile
 
 if TYPE_CHECKING:
     from trainledger.facts.cluster import Accelerator, Cluster
@@ -40,6 +40,12 @@ class Setting:
     def recipe(self) -> Precision:
         """The recipe, once rules have passed."""
         return self.profile.precision[self.scenario.precision]
+
+    @property
+    def offload_moves(self) -> tuple[tuple[Category, ...], ...]:
+        """The categories that each offload of the scenario moves whole."""
+        places = self.profile.offload
+        return tuple(places[place].moves for place in self.scenario.offload if place in places)
 
     def dtype(self, word: str) -> str:
         """The dtype that a word of the recipe stands for; a dtype stands for itself; "" is nothing kept.

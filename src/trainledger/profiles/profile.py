@@ -107,6 +107,13 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     final_unit_kept: bool = False
 
 
+class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keeping something in host memory: possible from zero_stage `zero`; moves whole categories where no row says."""
+
+    zero: int
+    moves: tuple[Category, ...] = ()
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """One engine at one range of releases.
 
@@ -138,7 +145,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     split: Literal["divisible", "less_ends", "front"] = "front"
     experts_stacked: bool = False
     loss_dtypes: tuple[str, ...] = ()
-    offload: tuple[str, ...] = ()
+    offload: dict[str, Offload] = {}
     lora: bool = True
     optimizer_master: dict[str, str] = {}
     notes: tuple[str, ...] = ()

@@ -93,10 +93,15 @@ def _offload_sentence(setting: Setting, row: dict[str, int]) -> str:
 
 
 def _offload_zero(setting: Setting, plans: Plans) -> Mask:
-    deepspeed = setting.profile.name == "deepspeed"
-    offload = setting.scenario.offload
-    needs = 3 if "parameters" in offload and deepspeed else 1 if offload and deepspeed else 0
+    places = setting.profile.offload
+    needs = max((places[place].zero for place in setting.scenario.offload if place in places), default=0)
     return plans.zero_stage < needs
+
+
+def _offload_zero_sentence(setting: Setting, row: dict[str, int]) -> str:
+    places = setting.profile.offload
+    needs = ", ".join(f"{place} from stage {places[place].zero}" for place in setting.scenario.offload if place in places)
+    return f"--offload with --zero {row['zero_stage']}: {setting.profile.framework} offloads {needs}; raise --zero"
 
 
 def _lora(setting: Setting, plans: Plans) -> Mask:
@@ -209,15 +214,12 @@ RULES: tuple[Rule, ...] = (
         sentence=_offload_sentence,
     ),
     Rule(
-        id="ds-offload-needs-zero",
+        id="offload-needs-zero",
         severity="refuse",
         scope="engine",
-        source="DeepSpeed runtime/zero/config.py at edaa722: offload_optimizer from stage 1, offload_param at stage 3",
+        source="DeepSpeed runtime/zero/config.py at edaa722; PyTorch CPUOffloadPolicy is FSDP2's",
         broken=_offload_zero,
-        sentence=lambda setting, row: (
-            f"--offload {','.join(setting.scenario.offload)} at --zero {row['zero_stage']}: DeepSpeed offloads the "
-            "optimizer from stage 1 and parameters at stage 3; raise --zero"
-        ),
+        sentence=_offload_zero_sentence,
     ),
     Rule(
         id="engine-lora",
