@@ -42,8 +42,8 @@ class Shares:
     expert: IntArray
     table: TensorTable
     stacked: bool
-    known: dict[tuple[str, int], tuple[IntArray, IntArray]] = dataclasses.field(default_factory=dict)
-    """Elements by (cut, sharded_from), for most buffers of an engine are cut alike."""
+    known: dict[tuple[object, ...], tuple[IntArray, IntArray]] = dataclasses.field(default_factory=dict)
+    """Elements already worked out, for most buffers of an engine are cut alike."""
 
     def over(self, sharded_from: int) -> tuple[IntArray, IntArray]:
         """(dense, expert) divisors under each plan's zero_stage."""
@@ -74,7 +74,7 @@ def shares(inventory: Inventory, plans: Plans) -> Shares:
 
 def tensor_elements(own: Shares, cut: str, sharded_from: int) -> tuple[IntArray, IntArray]:
     """([plans, T] elements of one storage, [plans, T] storages of it) for the cuts that keep tensors apart."""
-    key = (cut, sharded_from)
+    key: tuple[object, ...] = (cut, sharded_from)
     if key not in own.known:
         own.known[key] = _tensor_elements(own, cut, sharded_from)
     return own.known[key]
@@ -147,6 +147,13 @@ def _dtype_bytes(buffer: Buffer, elements: IntArray) -> IntArray:
 
 def _pooled_elements(own: Shares, buffer: Buffer) -> tuple[IntArray, IntArray]:
     """([plans, rows] dense, expert) elements one rank stores where tensors share a buffer."""
+    key = (buffer.row.cut, buffer.row.sharded_from, buffer.layout == "factored", buffer.mask.tobytes())
+    if key not in own.known:
+        own.known[key] = _pool(own, buffer)
+    return own.known[key]
+
+
+def _pool(own: Shares, buffer: Buffer) -> tuple[IntArray, IntArray]:
     cut, shapes = buffer.row.cut, own.shapes
     over_dense, over_expert = own.over(buffer.row.sharded_from)
     numel = _factored(own, shapes.numel) if buffer.layout == "factored" else shapes.numel
