@@ -213,7 +213,8 @@ class StateAccount:
 
     def at(self, instant: Instant) -> IntArray:
         """[plans, rows]: all states alive at one instant."""
-        return sum((self.held[category, instant] for category in CATEGORIES), start=np.zeros_like(self.pp_stage))
+        weights, gradients, optimizer, buffers = (self.held[category, instant] for category in CATEGORIES)
+        return weights + gradients + optimizer + buffers
 
     def largest(self, category: Category) -> IntArray:
         """[plans, rows]: a category at its own largest instant."""
@@ -229,23 +230,28 @@ def state_account(inventory: Inventory, plans: Plans) -> StateAccount:
 
 def account_of(inventory: Inventory, own: Shares, index: IntArray) -> StateAccount:
     """The states of shares already worked out; `index` says which of them answers for each plan asked about."""
-    distinct = own.plans
+    plans = own.plans
     zeros = np.zeros_like(own.pp_stage)
-    held: dict[tuple[Category, Instant], IntArray] = {(c, i): zeros for c in CATEGORIES for i in INSTANTS}
     host = zeros
+    always: dict[Category, IntArray] = dict.fromkeys(CATEGORIES, zeros)
+    passing: dict[tuple[Category, Instant], IntArray] = {}
     for buffer in inventory.buffers:
-        exists = plan_mask(distinct, buffer)
+        exists = plan_mask(plans, buffer)
         if not exists.any():
             continue
         amount = buffer_bytes(own, buffer) * exists[:, None]
+        category = buffer.row.category
         if on_host(buffer, inventory.setting.offload_moves):
             host = host + amount
-            continue
-        for instant in INSTANTS:
-            alive = alive_at(buffer, instant, distinct)
-            if alive is not None:
-                key = (buffer.row.category, instant)
-                held[key] = held[key] + amount * alive
+        elif buffer.row.alive == INSTANTS:
+            always[category] = always[category] + amount
+        else:
+            for instant in INSTANTS:
+                alive = alive_at(buffer, instant, plans)
+                if alive is not None:
+                    key = (category, instant)
+                    passing[key] = passing.get(key, zeros) + amount * alive
+    held = {(c, i): always[c] + passing[c, i] if (c, i) in passing else always[c] for c in CATEGORIES for i in INSTANTS}
     return StateAccount(index=index, pp_stage=own.pp_stage, held=held, host=host)
 
 

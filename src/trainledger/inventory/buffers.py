@@ -136,7 +136,8 @@ def _stored_weights(
         upcast = "fp32" if table.quantised.any() else frozen
         yield Buffer(row=row, what=f"frozen {row.what}", dtype=upcast, mask=kept)
     if quantised.any():
-        yield Buffer(row=row, what=f"4-bit frozen {row.what}", dtype="nf4", mask=quantised, layout="nf4")
+        cut = row if setting.profile.shards_quantised else msgspec.structs.replace(row, sharded_from=4, cut="none")
+        yield Buffer(row=cut, what=f"4-bit frozen {row.what}", dtype="nf4", mask=quantised, layout="nf4")
     if setting.workload.frozen_copy:
         base = selected & ~table.trainable if setting.workload.lora_rank else selected
         copies = setting.workload.frozen_copy

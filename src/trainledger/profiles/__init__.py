@@ -16,7 +16,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
     "pytorch": ("2.13.toml",),
     "torchtitan": ("b5bcd76.toml",),
     "deepspeed": ("0.19.toml",),
-    "deepspeed-estimator": ("0.19.toml", "before-0.14.toml"),
+    "deepspeed-estimator": ("0.19.toml", "before-0.14.3.toml"),
     "megatron": ("0.20.toml",),
 }
 """Files of each engine, newest first; the first is used when no release is given."""

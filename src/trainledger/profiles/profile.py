@@ -124,7 +124,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     etp_default         "tp": expert tensor parallelism follows tp; "1"
     split               how layers fall on pipeline stages: divisible | less_ends | front
     experts_stacked     routed experts are one tensor [experts, ...] that is cut along the experts first
-    loss_bytes          dtypes alive per logit at the loss
+    loss_dtypes         dtypes alive per logit at the loss
+    offload             what may live in host memory, and from which zero_stage
+    lora                adapters are accounted for
+    shards_quantised    4-bit frozen weights are divided like others
+    optimizer_master    dtype of the master copy under optimizers that keep it in fewer bits
     """
 
     name: str
@@ -147,6 +151,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     loss_dtypes: tuple[str, ...] = ()
     offload: dict[str, Offload] = {}
     lora: bool = True
+    shards_quantised: bool = True
     optimizer_master: dict[str, str] = {}
     notes: tuple[str, ...] = ()
 

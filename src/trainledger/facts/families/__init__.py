@@ -6,6 +6,7 @@ reads; a file is imported when a config asks for it. `common` and `keys` are sha
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any
@@ -60,19 +61,20 @@ def family_of(model_type: str) -> Family:
     raise AssertionError(f"{_FILE_OF[model_type]} lists no family for {model_type}")
 
 
-def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> Model:
+def model_from_config(config: Mapping[str, Any], *, name: str, source: str, where: str = "") -> Model:
     """Build a Model from a config.json that was loaded as a dict.
 
-    `name` goes into the Model and into error messages, `source` says where the config came from.
+    `name` goes into the Model, `source` says where the config came from, `where` names it in errors (else `name`).
 
     >>> tiny = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 10, "n_positions": 4}
     >>> model_from_config(tiny, name="tiny", source="").total_params
     1872
     """
-    family = _family_for(config, name)
-    values = read(family, config, name)
+    where = where or name
+    family = family_for(config, where)
+    values = read(family, config, where)
     parts = family.build(values)
-    _check_size(parts, name)
+    check_size(parts, where)
     return Model(
         name=name,
         family=family.name,
@@ -104,7 +106,8 @@ def _notes(family: Family, config: Mapping[str, Any], filled: tuple[str, ...]) -
     return tuple(notes)
 
 
-def _family_for(config: Mapping[str, Any], name: str) -> Family:
+def family_for(config: Mapping[str, Any], name: str) -> Family:
+    """The family that reads this config, by its model_type or else by its class; `name` is for error messages."""
     model_type = config.get("model_type")
     if model_type is None:
         return _family_by_class(config, name)
@@ -147,10 +150,13 @@ def _unreadable(config: Mapping[str, Any], name: str, model_type: str) -> BadInp
             f"{name}: model_type {model_type!r} has {' and '.join(parts)}, and only text decoders are read; "
             f"give a config of one of {', '.join(model_types())}"
         )
-    return UnknownName(f"model_type ({name})", model_type, model_types(), f"all known: {', '.join(model_types())}")
+    near = difflib.get_close_matches(model_type.lower(), model_types(), cutoff=0.4)
+    return UnknownName(
+        f"model_type ({name})", model_type, model_types(), f"all known: {', '.join(model_types())}" if near else ""
+    )
 
 
-def _check_size(parts: Parts, name: str) -> None:
+def check_size(parts: Parts, name: str) -> None:
     """Refuse a model whose element count could overflow 64-bit integers once multiplied out."""
     limit = PRODUCT_LIMIT // _BYTES_PER_ELEMENT
 

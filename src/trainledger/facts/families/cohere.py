@@ -93,13 +93,13 @@ FAMILIES = (
         config_class="Cohere2Config",
         architectures=("Cohere2ForCausalLM",),
         keys=keys(
-            {name: key for name, key in _KEYS.items() if name != "head_dim"},
+            _KEYS,
             sliding_window=Key(4096, "count", nullable=True),
             sliding_window_pattern=Key(4, aliases=("_sliding_window_pattern",)),
             layer_types=Key(None, "words", nullable=True),
         ),
         build=_cohere2,
-        ignored=_IGNORED | names("head_dim"),
+        ignored=_IGNORED,
         fixed={"mlp_bias": (False,), "use_qk_norm": (False,)},
     ),
 )

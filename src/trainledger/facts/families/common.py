@@ -81,7 +81,7 @@ def read_heads(values: Values) -> Heads:
     kv_heads = values.maybe("num_key_value_heads")
     if kv_heads is None:
         kv_heads = heads
-    head_dim = values.maybe("head_dim") if "head_dim" in values.items else None
+    head_dim = values.maybe("head_dim")
     if head_dim is None:
         head_dim = even_heads(values, "hidden_size", "num_attention_heads")
     if heads % kv_heads:
@@ -306,7 +306,7 @@ def stack(
     """The frame around the blocks; without `prefix`, `first` and `last` it is Llama's: embed_tokens, layers, norm."""
     hidden, vocab = values.dim(hidden_key), values.dim("vocab_size")
     tied = values.flag("tie_word_embeddings")
-    if bounded and "max_position_embeddings" in values.items:
+    if bounded and max_positions is None:
         max_positions = values.maybe("max_position_embeddings")
     return Parts(
         vocab_size=vocab,

@@ -70,7 +70,7 @@ def build(values: Values) -> Parts:
     """Blocks of a DeepSeek: the first `first_k_dense_replace` layers dense, the rest routed."""
     hidden, layers = values.dim("hidden_size"), values.dim("num_hidden_layers")
     width, dense = values.dim("intermediate_size"), values.maybe("first_k_dense_replace") or 0
-    mlp_bias = values.flag("mlp_bias") if "mlp_bias" in values.items else False
+    mlp_bias = values.flag("mlp_bias")
     projections, mla = _attention(values, hidden)
 
     def block(routed: bool, at: tuple[int, ...]) -> Block:
@@ -94,7 +94,7 @@ def build(values: Values) -> Parts:
             moe=moe,
         )
 
-    depths = (values.maybe("num_nextn_predict_layers") or 0) if "num_nextn_predict_layers" in values.items else 0
+    depths = values.maybe("num_nextn_predict_layers") or 0
     blocks = blocks_of([index >= dense for index in range(layers)], block)
     mtp = mtp_block(blocks[-1], hidden, layers) if depths else None
     return stack(values, blocks, mtp=mtp, mtp_depths=depths)

@@ -6,6 +6,7 @@ the knob. Defaults are those of the Hugging Face config class that the family na
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -124,22 +125,22 @@ class Values(msgspec.Struct, frozen=True):
         return int(value)
 
     def maybe(self, key: str) -> int | None:
-        """A number or null."""
-        value = self.items[key]
+        """A number or null; null too for a key that the family does not have, as for the other kinds below."""
+        value = self.items.get(key)
         return None if value is None else int(value)
 
     def flag(self, key: str) -> bool:
         """True or false; null counts as false."""
-        return bool(self.items[key])
+        return bool(self.items.get(key))
 
     def words(self, key: str) -> tuple[str, ...] | None:
         """A list of strings or null."""
-        value = self.items[key]
+        value = self.items.get(key)
         return None if value is None else tuple(value)
 
     def counts(self, key: str) -> tuple[int, ...] | None:
         """A list of numbers or null."""
-        value = self.items[key]
+        value = self.items.get(key)
         return None if value is None else tuple(value)
 
     def refuse(self, key: str, rule: str, knob: str) -> BadInput:
@@ -215,20 +216,31 @@ def _check_known(where: str, family: Family, config: Mapping[str, Any]) -> None:
         if name in known or name.startswith("_"):
             continue
         if name in fixed:
-            if value is not None and value not in fixed[name]:
-                allowed = " or ".join(shown(item) for item in fixed[name])
-                raise BadInput(
-                    f"{where}: {name} is {shown(value)}; the {family.name} family is modelled for {allowed} only, "
-                    f"another value changes shapes; --set {name}={json.dumps(fixed[name][0])} if that is what is meant"
-                )
-            continue
-        if value is not None:
+            _check_fixed(where, family, name, value, fixed[name])
+        elif not _is_off(name, value, family):
             raise UnknownName(
                 f"key of a {family.name} config ({where}, {family.config_class}), and it could change shapes",
                 name,
                 known - COMMON_IGNORED,
                 f"correct it, or remove it with --set {name}=null",
             )
+
+
+def _check_fixed(where: str, family: Family, name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value is None or value in allowed:
+        return
+    raise BadInput(
+        f"{where}: {name} is {shown(value)}; the {family.name} family is modelled for "
+        f"{' or '.join(shown(item) for item in allowed)} only, another value changes shapes; "
+        f"--set {name}={json.dumps(allowed[0])} if that is what is meant"
+    )
+
+
+def _is_off(name: str, value: object, family: Family) -> bool:
+    """Whether an unknown key only says that a feature is not used, and is no misspelling of a key that is read."""
+    if value is None:
+        return True
+    return value in (False, 0, "", [], {}) and not difflib.get_close_matches(name, family.read_keys, cutoff=0.8)
 
 
 def read(family: Family, config: Mapping[str, Any], where: str) -> Values:

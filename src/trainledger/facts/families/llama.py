@@ -24,9 +24,9 @@ def build(values: Values) -> Parts:
     """Blocks of a Llama; a key that the family does not read counts as false or null."""
     heads = read_heads(values)
     width = values.dim("intermediate_size")
-    bias = values.flag("attention_bias") if "attention_bias" in values.items else False
-    mlp_bias = values.flag("mlp_bias") if "mlp_bias" in values.items else False
-    window = values.maybe("sliding_window") or None if "sliding_window" in values.items else None
+    bias = values.flag("attention_bias")
+    mlp_bias = values.flag("mlp_bias")
+    window = values.maybe("sliding_window") or None
 
     def block(window: int | None, layers: tuple[int, ...]) -> Block:
         return Block(

@@ -174,7 +174,6 @@ FAMILIES = (
             "moe_shared_expert_intermediate_size": Key(7688),
             "moe_latent_size": Key(None, nullable=True),
             "num_nextn_predict_layers": Key(0, "count", nullable=True),
-            "tie_word_embeddings": Key(False, "flag"),
         },
         build=build,
         ignored=names(

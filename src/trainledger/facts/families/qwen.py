@@ -26,8 +26,10 @@ from trainledger.facts.model import Block, Mlp, Moe, Tensor
 
 
 def _windows(values: Values, layers: int) -> tuple[int | None, ...]:
-    """None slide unless `use_sliding_window`; then the layers from `max_window_layers` on, in Qwen2-MoE every other
-    layer before it, in Qwen3-MoE all of them."""
+    """Window of each layer: none slides unless `use_sliding_window`.
+
+    Then the layers from `max_window_layers` on do; in Qwen2-MoE every other layer before it; in Qwen3-MoE all.
+    """
     used = values.flag("use_sliding_window")
     if "max_window_layers" not in values.items:
         return ((values.maybe("sliding_window") or None) if used else None,) * layers
@@ -173,7 +175,7 @@ FAMILIES = (
         architectures=("Qwen3ForCausalLM",),
         keys=keys(_DENSE, head_dim=Key(128), attention_bias=Key(False, "flag")),
         build=_qwen3,
-        fixed={"mlp_bias": (False,)},
+        fixed={"mlp_bias": (False,), "use_qk_norm": (True,)},
     ),
     Family(
         name="qwen3_moe",
@@ -190,5 +192,6 @@ FAMILIES = (
         ),
         build=_qwen3,
         ignored=_ROUTING | names("max_window_layers"),
+        fixed={"mlp_bias": (False,), "use_qk_norm": (True,)},
     ),
 )
