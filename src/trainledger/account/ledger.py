@@ -126,51 +126,54 @@ def _moved(call: Collective, where: int) -> Moved:
 
 
 def _held_lines(inventory: Inventory, own: Shares, where: int) -> list[Line]:
+    """One line per tensor where an engine keeps tensors apart, else one per buffer; those of 0 B are left out."""
     lines: list[Line] = []
-    offload = inventory.setting.offload_moves
+    moves = inventory.setting.offload_moves
+    stage = int(own.pp_stage[0, where])
     for buffer in inventory.buffers:
         if not plan_mask(own.plans, buffer)[0]:
             continue
-        place = "host" if on_host(buffer, offload) else "device"
-        instants = ",".join(i for i in INSTANTS if _alive(buffer, i, own.plans))
-        if buffer.per_tensor and buffer.row.select not in ("largest_unit", "largest_module"):
-            lines.extend(_tensor_lines(own, buffer, where, place, instants))
-        else:
-            amount = int(buffer_bytes(own, buffer)[0, where])
-            lines.append(_line(own, buffer, buffer.what, amount, where, place, instants))
-    return [line for line in lines if line.amount]
+        row = buffer.row
+        group = "host" if on_host(buffer, moves) else ""
+        formula = _formula(own, buffer)
+        cites = (row.cite,) if row.cite else ()
+        for what, amount in _amounts(own, buffer, where):
+            if amount:
+                lines.append(
+                    Line(
+                        id=line_id("held", row.category, what, group),
+                        amount=amount,
+                        unit="B",
+                        basis=row.basis,
+                        formula=formula,
+                        cites=cites,
+                        pp_stage=stage,
+                    )
+                )
+    return lines
+
+
+def _amounts(own: Shares, buffer: Buffer, where: int) -> list[tuple[str, int]]:
+    """(what, bytes) of each line of a buffer."""
+    row = buffer.row
+    if not buffer.per_tensor or row.select in ("largest_unit", "largest_module"):
+        return [(buffer.what, int(buffer_bytes(own, buffer)[0, where]))]
+    amounts = tensor_bytes(own, buffer)[0] * own.held[0, where] * (row.copies * buffer.copies)
+    suffix = "" if row.what == buffer.what == row.category else f":{buffer.what}"
+    return [(name + suffix, amount) for name, amount in zip(own.table.names, amounts.tolist(), strict=True)]
+
+
+def _formula(own: Shares, buffer: Buffer) -> str:
+    row = buffer.row
+    sharded = int(own.plans.zero_stage[0]) >= row.sharded_from
+    over = f" over {int(own.dense[0])}" if sharded else ""
+    instants = ",".join(i for i in INSTANTS if _alive(buffer, i, own.plans))
+    return f"{buffer.dtype}, cut {row.cut}{over}; alive at {instants}"
 
 
 def _alive(buffer: Buffer, instant: Instant, plans: Plans) -> bool:
     alive = alive_at(buffer, instant, plans)
     return alive is not None and bool(alive if isinstance(alive, int) else alive[0, 0])
-
-
-def _tensor_lines(own: Shares, buffer: Buffer, where: int, place: str, instants: str) -> list[Line]:
-    held = own.held[0, where] * buffer.row.copies * buffer.copies
-    amounts = tensor_bytes(own, buffer)[0] * held
-    plain = buffer.row.what == buffer.what == buffer.row.category
-    lines: list[Line] = []
-    for name, amount in zip(own.table.names, amounts.tolist(), strict=True):
-        what = name if plain else f"{name}:{buffer.what}"
-        if amount:
-            lines.append(_line(own, buffer, what, amount, where, place, instants))
-    return lines
-
-
-def _line(own: Shares, buffer: Buffer, what: str, amount: int, where: int, place: str, instants: str) -> Line:
-    row = buffer.row
-    sharded = int(own.plans.zero_stage[0]) >= row.sharded_from
-    over = f" over {int(own.dense[0])}" if sharded else ""
-    return Line(
-        id=line_id("held", row.category, what, "host" if place == "host" else ""),
-        amount=amount,
-        unit="B",
-        basis=row.basis,
-        formula=f"{buffer.dtype}, cut {row.cut}{over}; alive at {instants}",
-        cites=(row.cite,) if row.cite else (),
-        pp_stage=int(own.pp_stage[0, where]),
-    )
 
 
 def _activation_line(inventory: Inventory, peak: Peak) -> list[Line]:
