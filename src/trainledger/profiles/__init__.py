@@ -35,7 +35,7 @@ def load_profile(engine: str, framework_version: str = "") -> Profile:
     """
     if engine not in PROFILES:
         raise UnknownName("engine", engine, PROFILES)
-    candidates = [_read(engine, name) for name in PROFILES[engine]]
+    candidates = [read_profile(engine, name) for name in PROFILES[engine]]
     if not framework_version:
         return candidates[0]
     for profile in candidates:
@@ -64,7 +64,8 @@ def load_optimizer(name: str) -> Optimizer:
 
 
 @lru_cache(maxsize=32)
-def _read(engine: str, filename: str) -> Profile:
+def read_profile(engine: str, filename: str) -> Profile:
+    """One profile file of an engine."""
     folder = files("trainledger.profiles").joinpath(engine.replace("-", "_"))
     text = folder.joinpath(filename).read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), Profile)
