@@ -9,7 +9,8 @@ environment of its own:
 
 `total` counts the distinct parameters of AutoModelForCausalLM on the meta device: a tied weight once, buffers not at
 all. `tensors` are the names and shapes that `save_pretrained` writes, which are the names of the checkpoints on the
-Hub, less the buffers; they stand in the order in which the model registers its parameters.
+Hub, less the buffers; they stand in the order in which the model registers its parameters. `defaults` are the fields
+of the config classes.
 Nothing in the package imports this file.
 """
 
@@ -80,14 +81,23 @@ def fill(case: dict[str, Any]) -> dict[str, Any]:
     return {**out, "tensors": tensors(model_type, config)} if case["case"].startswith("small") else out
 
 
+def class_defaults(model_type: str) -> dict[str, Any]:
+    """What each field of the config class is before the class derives anything."""
+    fields = CONFIG_MAPPING[model_type].__dataclass_fields__.values()
+    plain = {field.name: field.default for field in fields}
+    return {name: value for name, value in plain.items() if value is None or type(value) in (int, bool, str)}
+
+
 def main() -> None:
     """Read the cases, build each, and write the oracle again."""
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     cases = [fill(case) for case in json.loads(ORACLE.read_text(encoding="utf-8"))["cases"]]
     release = {"transformers": transformers.__version__, "torch": torch.__version__}
+    defaults = {name: class_defaults(name) for name in sorted({case["type"] for case in cases})}
     lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases)
-    ORACLE.write_text(f'{{"made_with":{json.dumps(release)},"cases":[\n{lines}\n]}}\n', encoding="utf-8")
+    text = f'{{"made_with":{json.dumps(release)},\n"defaults":{json.dumps(defaults)},\n"cases":[\n{lines}\n]}}\n'
+    ORACLE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

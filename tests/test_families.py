@@ -24,7 +24,8 @@ from trainledger.facts.model import Model, Tensor
 from trainledger.facts.presets import load_preset, preset_names
 
 DATA = Path(__file__).parent / "data"
-ORACLE: list[dict[str, Any]] = json.loads((DATA / "families_oracle.json").read_text(encoding="utf-8"))["cases"]
+FROZEN: dict[str, Any] = json.loads((DATA / "families_oracle.json").read_text(encoding="utf-8"))
+ORACLE: list[dict[str, Any]] = FROZEN["cases"]
 TRUTH = list(csv.DictReader((DATA / "truth_params.csv").read_text(encoding="utf-8").splitlines()))
 SHAPELESS = {"max_position_embeddings", "n_positions", "sliding_window", "sliding_window_pattern", "layer_types"}
 SHARED_FILES = {"__init__", "common", "keys"}
@@ -134,6 +135,18 @@ def test_every_family_has_oracle_cases_and_clear_keys(model_type: str) -> None:
     turned = {name for case in cases for name in case["config"]}
     shaping = {name: {name, *key.aliases} for name, key in family.keys.items() if name not in SHAPELESS}
     assert not [name for name, spellings in shaping.items() if not spellings & turned]
+
+
+@pytest.mark.parametrize("model_type", sorted(FROZEN["defaults"]))
+def test_defaults_are_those_of_the_config_class(model_type: str) -> None:
+    family, fields = family_of(model_type), FROZEN["defaults"][model_type]
+    for name, value in family.defaults.items():
+        spelling = next((known for known in (name, *family.keys[name].aliases) if known in fields), None)
+        if spelling is None:
+            # not a field: the class takes it from the config's other keys, with this fallback in its code
+            assert value is None or name == "sliding_window_pattern"
+        elif name not in SHAPELESS or value is not None:
+            assert value == fields[spelling], name
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v3", "nemotron-h-56b", "gpt-oss-20b"])

@@ -166,7 +166,7 @@ def test_a_value_that_cannot_be_is_refused_with_rule_and_knob(change: dict[str, 
             ["pattern, which has 2"],
         ),
         ({"model_type": "qwen3", "head_dim": None}, ["head_dim is null"]),
-        ({"model_type": "lama"}, ["'lama'", "nearest: llama", "all known: bloom"]),
+        ({"model_type": "llama5"}, ["'llama5'", "nearest: llama", "all known: bloom"]),
         ({"model_type": 3}, ["model_type is 3"]),
         ({"hidden_size": 64}, ["no model_type", "--set model_type=NAME"]),
         ({"model_type": "t5", "is_encoder_decoder": True}, ["encoder-decoder"]),
@@ -288,6 +288,11 @@ def test_a_key_can_be_set_by_any_of_its_spellings(name: str, overrides: dict[str
     model = load_model(name, overrides=overrides)
     assert model.total_params == total
     assert model.notes[0].startswith("set by hand: ")
+
+
+def test_setting_a_key_on_which_no_shape_depends_is_said() -> None:
+    model = load_model("llama-3-8b", overrides={"rope_theta": "1e6", "num_hidden_layers": "2"})
+    assert model.notes[1] == "set by hand, but no shape depends on it: rope_theta"
 
 
 def test_setting_a_key_that_the_family_lacks_is_refused() -> None:

@@ -62,8 +62,11 @@ def load_model(name_or_path: str, *, overrides: Mapping[str, str] | None = None)
     model = model_from_config(config, name=found.name, source=found.source, where=found.where)
     if not changes:
         return model
-    note = f"set by hand: {', '.join(f'{key}={value}' for key, value in changes.items())}"
-    return msgspec.structs.replace(model, notes=(note, *model.notes))
+    notes = [f"set by hand: {', '.join(f'{key}={value}' for key, value in changes.items())}"]
+    idle = sorted(set(changes) & family_for(config, found.where).ignored_keys - {"model_type", "architectures"})
+    if idle:
+        notes.append(f"set by hand, but no shape depends on it: {', '.join(idle)}")
+    return msgspec.structs.replace(model, notes=(*notes, *model.notes))
 
 
 def load_config(path: str | Path) -> dict[str, Any]:
