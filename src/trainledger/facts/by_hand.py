@@ -47,6 +47,16 @@ def _model(parts: Parts, *, name: str, source: str, notes: tuple[str, ...] = (),
     )
 
 
+def _heads(hidden: int, heads: int, kv_heads: int | None) -> Heads:
+    heads = _whole("heads", heads)
+    kv_heads = heads if kv_heads is None else _whole("kv_heads", kv_heads)
+    if hidden % heads:
+        raise BadInput(f"heads is {heads}; it must divide hidden={hidden}; give a divisor of {hidden}")
+    if heads % kv_heads:
+        raise BadInput(f"kv_heads is {kv_heads}; it must divide heads={heads}; give a divisor of {heads}")
+    return Heads(hidden, heads, kv_heads, hidden // heads)
+
+
 def model_by_hand(
     *,
     hidden: int,
@@ -67,13 +77,7 @@ def model_by_hand(
     8030261248
     """
     hidden, ffn, vocab = _whole("hidden", hidden), _whole("ffn", ffn), _whole("vocab", vocab)
-    layers, heads = _whole("layers", layers, LAYER_LIMIT), _whole("heads", heads)
-    kv_heads = heads if kv_heads is None else _whole("kv_heads", kv_heads)
-    if hidden % heads:
-        raise BadInput(f"heads is {heads}; it must divide hidden={hidden}; give a divisor of {hidden}")
-    if heads % kv_heads:
-        raise BadInput(f"kv_heads is {kv_heads}; it must divide heads={heads}; give a divisor of {heads}")
-    sizes = Heads(hidden, heads, kv_heads, hidden // heads)
+    layers, sizes = _whole("layers", layers, LAYER_LIMIT), _heads(hidden, heads, kv_heads)
     network = gated_mlp("mlp", hidden, ffn) if gated else plain_mlp("mlp.up_proj", "mlp.down_proj", hidden, ffn)
     block = Block(
         kind="dense",
