@@ -94,7 +94,7 @@ def tensor_table(model: Model, workload: Workload) -> TensorTable:
         )
     tensors = [tensor for _, tensor, _ in entries]
     expert = np.array([t.role == "expert" for t in tensors])
-    linear = np.array([t.linear and t.role not in ("head", "embedding") for t in tensors])
+    linear = np.array([t.linear and t.role not in ("head", "embedding", "router") for t in tensors])
     adapters = np.array([adapter for _, _, adapter in entries])
     return TensorTable(
         names=tuple(t.name for t in tensors),
