@@ -156,7 +156,7 @@ def _held_lines(inventory: Inventory, own: Shares, where: int) -> list[Line]:
 def _amounts(own: Shares, buffer: Buffer, where: int) -> list[tuple[str, int]]:
     """(what, bytes) of each line of a buffer."""
     row = buffer.row
-    if not buffer.per_tensor or row.select in ("largest_unit", "largest_module"):
+    if not buffer.per_tensor:
         return [(buffer.what, int(buffer_bytes(own, buffer)[0, where]))]
     amounts = tensor_bytes(own, buffer)[0] * own.held[0, where] * (row.copies * buffer.copies)
     suffix = "" if row.what == buffer.what == row.category else f":{buffer.what}"

@@ -106,6 +106,8 @@ def buffer_bytes(own: Shares, buffer: Buffer) -> IntArray:
         return np.broadcast_to(fixed[:, None], own.pp_stage.shape) * (own.held.sum(axis=2) > 0)
     if row.select == "largest_unit":
         return bytes_of(_largest_unit(own) * row.copies, buffer.dtype)
+    if row.select == "largest_tensor":
+        return bytes_of(np.max(own.shapes.numel[:, None, :] * (own.held > 0) * buffer.mask, axis=2), buffer.dtype)
     if row.select == "largest_module":
         return np.broadcast_to(bytes_of(ints(buffer.elements), buffer.dtype)[:, None], own.pp_stage.shape)
     if row.cut in ("none", "dim0", "tensor"):

@@ -39,7 +39,9 @@ class Buffer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def per_tensor(self) -> bool:
         """Each tensor is a storage of its own, so each gets a line."""
-        return self.row.cut in ("none", "dim0", "tensor") and not self.row.elements and not self.row.cap
+        row = self.row
+        pooled = row.elements or row.cap or row.select.startswith("largest")
+        return row.cut in ("none", "dim0", "tensor") and not pooled
 
 
 def buffers(setting: Setting, table: TensorTable) -> tuple[Buffer, ...]:
@@ -54,6 +56,7 @@ def _applies(row: StateRow, setting: Setting) -> bool:
     conditions = (
         not row.precision or scenario.precision in row.precision,
         not row.grad or setting.dtype("grad") in row.grad,
+        row.same_grad is None or row.same_grad == (setting.dtype("grad") == setting.recipe.weight),
         scenario.optimizer not in row.not_optimizer,
         not row.offload or row.offload in offload,
         not row.not_offload or row.not_offload not in offload,
@@ -86,7 +89,7 @@ def _expand(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Buf
         elements = largest_module(setting, table)
         yield Buffer(row=row, what=row.what, dtype=dtype, mask=trained, elements=elements)
         return
-    selected = _selected(row, setting, table)
+    selected = _selected(row, table)
     stored = row.category == "weights" and row.select in ("trainable", "persistent")
     if stored:
         yield from _stored_weights(row, setting, dtype, selected, table)
@@ -110,7 +113,7 @@ def largest_module(setting: Setting, table: TensorTable) -> int:
     return max(layers.values())
 
 
-def _selected(row: StateRow, setting: Setting, table: TensorTable) -> BoolArray:
+def _selected(row: StateRow, table: TensorTable) -> BoolArray:
     everything = np.ones(len(table.names), dtype=bool)
     match row.select:
         case "trainable":
@@ -134,14 +137,19 @@ def _stored_weights(
     if kept.any():
         # k-bit preparation upcasts what stays unquantised. [peft: prepare_model_for_kbit_training]
         upcast = "fp32" if table.quantised.any() else frozen
-        yield Buffer(row=row, what=f"frozen {row.what}", dtype=upcast, mask=kept)
+        yield Buffer(row=_apart(row), what=f"frozen {row.what}", dtype=upcast, mask=kept)
     if quantised.any():
         cut = row if setting.profile.shards_quantised else msgspec.structs.replace(row, sharded_from=4, cut="none")
         yield Buffer(row=cut, what=f"4-bit frozen {row.what}", dtype="nf4", mask=quantised, layout="nf4")
     if setting.workload.frozen_copy:
         base = selected & ~table.trainable if setting.workload.lora_rank else selected
         copies = setting.workload.frozen_copy
-        yield Buffer(row=row, what=f"reference {row.what}", dtype=frozen, mask=base, copies=copies)
+        yield Buffer(row=_apart(row), what=f"reference {row.what}", dtype=frozen, mask=base, copies=copies)
+
+
+def _apart(row: StateRow) -> StateRow:
+    """The row of weights that do not train: engines flatten trained ones only, the others stay tensors of their own."""
+    return msgspec.structs.replace(row, cut="none") if row.sharded_from == 4 and row.cut != "none" else row
 
 
 def _moments(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Buffer]:

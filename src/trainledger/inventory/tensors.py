@@ -1,8 +1,8 @@
 """The tensors of a model as arrays: one row per distinct tensor, never per layer.
 
 A row belongs to a slot: 0 is the embedding, 1..B the distinct blocks, B+1 what follows the last block, B+2 the copy
-of the embedding that the last pipeline stage keeps (tied, or under multi-token prediction), B+3 one multi-token-prediction
-depth.
+of the embedding that the last pipeline stage keeps (tied, or under multi-token prediction), B+3 one multi-token-
+prediction depth.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Setting:
     def dtype(self, word: str) -> str:
         """The dtype that a word of the recipe stands for; a dtype stands for itself; "" is nothing kept.
 
-        --grad-dtype replaces the dtype of gradients as kept, reduced and accumulated.
+        --grad-dtype replaces the dtype of gradients as kept and accumulated, and as reduced where the engine does so.
         """
         recipe = self.recipe
         chosen = self.scenario.grad_dtype
@@ -60,7 +60,7 @@ class Setting:
             case "weight" | "grad" | "gathered" | "activation":
                 return str(getattr(recipe, word))
             case "reduce":
-                return chosen or recipe.reduce
+                return chosen if chosen and self.profile.traffic.reduce_follows_grad else recipe.reduce
             case "sharded_grad":
                 return recipe.sharded_grad or recipe.grad
             case "unsharded_grad":

@@ -27,16 +27,18 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     zero          the zero_stages under which it exists
     sharded_from  the zero_stage from which it is divided; 0 always, 4 never
     cut           how it is cut and padded (plans/partition.py)
-    select        trainable | all | linear (weight matrices in blocks) | persistent | largest_unit | largest_module
+    select        trainable | all | linear (weight matrices in blocks) | persistent | largest_unit | largest_module |
+                  largest_tensor (of the trained ones)
     elements      a fixed number of elements instead of a selection (a communication bucket)
     cap           at most this many elements
     per           one element for each `per` selected ones (block scales)
     copies        how many such buffers are alive at once
     alive         the instants; with `accumulates` also at the loss of every micro-batch but the first
     only_accumulating   exists only with more than one micro-batch per step
-    grad, precision, not_optimizer, pp, offload, non_tn   conditions: gradient dtypes, recipes, optimizers that lack
-                  it, "1" or ">1" pipeline stages, what is offloaded (not_offload: what must not be), and whether the
-                  card multiplies FP8 matrices in every layout
+    grad, same_grad, precision, not_optimizer, pp, offload, non_tn   conditions: gradient dtypes, whether gradients
+                  are kept in the dtype of the weights, recipes, optimizers that lack it, "1" or ">1" pipeline stages,
+                  what is offloaded (not_offload: what must not be), and whether the card multiplies FP8 matrices in
+                  every layout
     place         device or host memory
     basis, cite   how sure, and the key of docs/references
     """
@@ -47,7 +49,9 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     zero: tuple[int, ...] = (0, 1, 2, 3)
     sharded_from: int = 4
     cut: Cut = "none"
-    select: Literal["trainable", "all", "linear", "persistent", "largest_unit", "largest_module"] = "trainable"
+    select: Literal["trainable", "all", "linear", "persistent", "largest_unit", "largest_module", "largest_tensor"] = (
+        "trainable"
+    )
     elements: int = 0
     cap: int = 0
     per: int = 1
@@ -56,6 +60,7 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     accumulates: bool = False
     only_accumulating: bool = False
     grad: tuple[str, ...] = ()
+    same_grad: bool | None = None
     not_optimizer: tuple[str, ...] = ()
     precision: tuple[str, ...] = ()
     pp: Literal["", "1", ">1"] = ""
@@ -105,6 +110,7 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     bucket_elements: int = 0
     pipeline_keeps_gathered: bool = False
     final_unit_kept: bool = False
+    reduce_follows_grad: bool = True
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

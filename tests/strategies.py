@@ -1,0 +1,278 @@
+"""Small models, plans and hypothesis strategies that the tests of states, traffic and rules share, and an oracle.
+
+The oracle says in plain integers, tensor by tensor, what one rank owns before any sharding. It shares no code with the
+arrays that it checks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+import numpy as np
+from hypothesis import strategies as st
+
+from trainledger.account.activations import activation_bytes
+from trainledger.account.states import state_account
+from trainledger.facts.by_hand import model_by_hand
+from trainledger.facts.model import Model, Tensor
+from trainledger.facts.model_load import load_model
+from trainledger.facts.workload import Workload
+from trainledger.inventory.inventory import Inventory
+from trainledger.plans.plan import Plans, Scenario, make_plans
+from trainledger.plans.setting import Setting, make_setting
+from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Instant
+from trainledger.rules import REFUSALS, violations
+
+ENGINES = ("paper", "pytorch", "torchtitan", "deepspeed", "megatron")
+
+
+@lru_cache(maxsize=32)
+def dense(
+    hidden: int = 64,
+    layers: int = 4,
+    heads: int = 8,
+    kv_heads: int = 4,
+    ffn: int = 96,
+    vocab: int = 211,
+    *,
+    tied: bool = False,
+) -> Model:
+    """A Llama of a few thousand parameters; the vocabulary is a prime."""
+    return model_by_hand(
+        hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, ffn=ffn, vocab=vocab, tied=tied, name="dense"
+    )
+
+
+@lru_cache(maxsize=8)
+def routed(experts: int = 8, layers: int = 4) -> Model:
+    """A Mixtral of a few thousand parameters."""
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "num_local_experts": experts,
+        "vocab_size": 211,
+    }
+    return load_model("mixtral-8x7b", overrides={key: str(value) for key, value in sizes.items()})
+
+
+@lru_cache(maxsize=1)
+def latent() -> Model:
+    """A DeepSeek-V3 of a few thousand parameters: latent attention, shared and routed experts, one MTP depth."""
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 6,
+        "first_k_dense_replace": 1,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "n_group": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 20,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "vocab_size": 211,
+    }
+    return load_model("deepseek-v3", overrides={key: str(value) for key, value in sizes.items()})
+
+
+@lru_cache(maxsize=1)
+def tiny() -> Model:
+    """The decoder of 869,504 parameters that was trained on CPU ranks to measure PyTorch."""
+    return model_by_hand(hidden=128, layers=4, heads=4, kv_heads=2, ffn=352, vocab=512, name="tiny")
+
+
+@lru_cache(maxsize=2)
+def llama(size: str) -> Model:
+    """Llama 3 at its real shapes: "8b" or "70b"."""
+    return load_model(f"llama-3-{size}")
+
+
+def setting_of(model: Model, workload: Workload | None = None, /, **scenario: object) -> Setting:
+    """A setting from keywords of Scenario."""
+    return make_setting(model, workload or Workload(), Scenario(**scenario))  # type: ignore[arg-type]
+
+
+def plan_of(**columns: object) -> Plans:
+    """Plans from keywords."""
+    return make_plans(columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Bytes of one plan on the stage named: by (category, instant), and in host memory."""
+
+    bytes: Mapping[tuple[Category, Instant], int]
+    host: int
+
+    def at(self, instant: Instant) -> int:
+        """Every category at one instant."""
+        return sum(self.bytes[category, instant] for category in CATEGORIES)
+
+    def of(self, category: Category) -> int:
+        """A category at its own largest."""
+        return max(self.bytes[category, instant] for instant in INSTANTS)
+
+
+def held(setting: Setting, pp_stage: int = 0, **columns: object) -> Held:
+    """The states of one plan."""
+    account = state_account(Inventory(setting), plan_of(**columns))
+    row = int(account.index[0])
+    where = int(np.argmax(account.pp_stage[row] == pp_stage))
+    found = {key: int(array[row, where]) for key, array in account.held.items()}
+    return Held(bytes=found, host=int(account.host[row, where]))
+
+
+def state_rows(setting: Setting, plans: Plans) -> list[list[tuple[int, ...]]]:
+    """Per plan and stage row: every category at every instant, host, and activations, as plain integers."""
+    inventory = Inventory(setting)
+    account = state_account(inventory, plans)
+    activations = activation_bytes(inventory, plans)
+    out: list[list[tuple[int, ...]]] = []
+    for plan in range(len(plans)):
+        row = int(account.index[plan])
+        rows = [
+            (
+                int(account.pp_stage[row, stage]),
+                *(int(account.held[c, i][row, stage]) for c in CATEGORIES for i in INSTANTS),
+                int(account.host[row, stage]),
+                int(activations[plan, stage]),
+            )
+            for stage in range(account.pp_stage.shape[1])
+        ]
+        out.append([entry for entry in rows if any(entry[1:])])
+    return out
+
+
+@dataclasses.dataclass(frozen=True)
+class Owned:
+    """A tensor as one rank owns it, `times` over: rows x rest, layers and local experts multiplied out."""
+
+    tensor: Tensor
+    rows: int
+    rest: int
+    times: int
+
+    @property
+    def numel(self) -> int:
+        """Elements of one."""
+        return self.rows * self.rest
+
+    @property
+    def expert(self) -> bool:
+        """A routed expert, cut and averaged over groups of its own."""
+        return self.tensor.role == "expert"
+
+
+def owned(
+    model: Model,
+    *,
+    tp: int = 1,
+    etp: int | None = None,
+    ep: int = 1,
+    vocab_multiple: int = 0,
+    layers: range | None = None,
+    ends: tuple[bool, bool] = (True, True),
+) -> list[Owned]:
+    """What rank 0 of a tensor and expert parallel group owns of `layers` and, by `ends`, of embedding and head."""
+    whole = range(model.num_layers) if layers is None else layers
+    pieces = [(tensor, 1) for tensor in model.embedding] if ends[0] else []
+    for block in model.blocks:
+        times = len(set(block.layers) & set(whole))
+        pieces += [(tensor, times) for tensor in block.tensors if times]
+    pieces += [(tensor, 1) for tensor in model.final] if ends[1] else []
+    return [_cut(tensor, times, tp, tp if etp is None else etp, ep, vocab_multiple) for tensor, times in pieces]
+
+
+def _cut(tensor: Tensor, times: int, tp: int, etp: int, ep: int, vocab_multiple: int) -> Owned:
+    over = etp if tensor.role == "expert" else tp
+    rows, rest = tensor.shape[0], tensor.numel // tensor.shape[0]
+    if vocab_multiple and tensor.role in ("embedding", "head") and tensor.tp_dim == 0:
+        rows = -(-rows // (vocab_multiple * tp)) * vocab_multiple * tp
+    if tensor.tp_dim is not None:
+        length = rows if tensor.tp_dim == 0 else rest
+        units = tensor.tp_units or length
+        kept = -(-units // over) * (length // units)
+        rows, rest = (kept, rest) if tensor.tp_dim == 0 else (rows, kept)
+    copies = -(-tensor.copies // ep) if tensor.role == "expert" else tensor.copies
+    return Owned(tensor=tensor, rows=rows, rest=rest, times=times * copies)
+
+
+def elements(tensors: list[Owned], *, expert: bool | None = None) -> int:
+    """Elements of the dense ones, of the experts, or of all."""
+    return sum(t.numel * t.times for t in tensors if expert is None or t.expert == expert)
+
+
+def up(amount: int, multiple: int) -> int:
+    """The smallest multiple not below amount."""
+    return -(-amount // multiple) * multiple
+
+
+def small_models() -> st.SearchStrategy[Model]:
+    """Models of every kind of block, with sizes that divide badly."""
+    plain = st.builds(
+        dense,
+        hidden=st.sampled_from((24, 40, 64)),
+        layers=st.integers(1, 7),
+        heads=st.just(8),
+        kv_heads=st.sampled_from((1, 2, 4, 8)),
+        ffn=st.sampled_from((17, 96, 101)),
+        vocab=st.sampled_from((1, 3, 127, 211, 256)),
+        tied=st.booleans(),
+    )
+    return plain | st.builds(routed, experts=st.sampled_from((3, 8)), layers=st.integers(1, 5)) | st.just(latent())
+
+
+def columns() -> st.SearchStrategy[dict[str, int]]:
+    """One plan's columns, legal or not."""
+    small = st.sampled_from((1, 2, 3, 4, 8))
+    return st.fixed_dictionaries(
+        {
+            "tp": st.sampled_from((1, 2, 4, 8)),
+            "sp": st.integers(0, 1),
+            "pp": st.sampled_from((1, 2, 3)),
+            "vpp": st.sampled_from((1, 2)),
+            "cp": st.sampled_from((1, 2, 3)),
+            "ep": st.sampled_from((1, 2, 4)),
+            "etp": st.sampled_from((1, 2)),
+            "dp_replicate": st.sampled_from((1, 2)),
+            "dp_shard": st.sampled_from((1, 2, 3, 7, 8, 64)),
+            "zero_stage": st.integers(0, 3),
+            "mbs": small,
+            "num_microbatches": small,
+        }
+    )
+
+
+def legal(setting: Setting, rows: list[dict[str, int]]) -> list[dict[str, int]]:
+    """The rows that no refusal breaks."""
+    if not rows:
+        return []
+    plans = make_plans({name: [row[name] for row in rows] for name in rows[0]})
+    broken = np.zeros(len(rows), dtype=bool)
+    for mask in violations(REFUSALS, setting, plans).values():
+        broken |= mask
+    return [row for row, bad in zip(rows, broken, strict=True) if not bad]
+
+
+def as_plans(rows: list[dict[str, int]]) -> Plans:
+    """Rows as Plans."""
+    return make_plans({name: [row[name] for row in rows] for name in rows[0]})
+
+
+def split_evenly(layers: int, chunks: int) -> Iterator[range]:
+    """Ranges of layers of each stage, the first ones one longer."""
+    share, extra = divmod(layers, chunks)
+    start = 0
+    for index in range(chunks):
+        end = start + share + (index < extra)
+        yield range(start, end)
+        start = end
