@@ -5,8 +5,6 @@ Block-quantised and 4-bit formats carry their scales as entries of their own.
 
 from __future__ import annotations
 
-import numpy as np
-
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.errors import UnknownName
 
@@ -33,6 +31,7 @@ def bits(dtype: str) -> int:
 def bytes_of(elements: IntArray, dtype: str) -> IntArray:
     """Bytes that hold `elements` of `dtype`; 4-bit elements are packed two to a byte.
 
+    >>> import numpy as np
     >>> bytes_of(np.array([3]), "bf16").tolist(), bytes_of(np.array([3]), "nf4").tolist()
     ([6], [2])
     """
@@ -42,12 +41,11 @@ def bytes_of(elements: IntArray, dtype: str) -> IntArray:
     return ceil_div(elements * width, 8)
 
 
-def block_scaled_bytes(elements: IntArray, dtype: str, block: int, scale_dtype: str, least: int) -> IntArray:
-    """Bytes of tensors stored in `dtype` with one scale per `block`; below `least` elements they stay in fp32.
+def block_scaled_bytes(elements: IntArray, dtype: str, block: int, scale_dtype: str) -> IntArray:
+    """Bytes of tensors stored in `dtype` with one scale per `block`, the last one begun included.
 
-    >>> block_scaled_bytes(np.array([4096, 100]), "uint8", 256, "fp32", 4096).tolist()
-    [4160, 400]
+    >>> import numpy as np
+    >>> block_scaled_bytes(np.array([4096, 4097]), "uint8", 256, "fp32").tolist()
+    [4160, 4165]
     """
-    small = bytes_of(elements, "fp32")
-    large = bytes_of(elements, dtype) + bytes_of(ceil_div(elements, block), scale_dtype)
-    return np.where(elements < least, small, large)
+    return bytes_of(elements, dtype) + bytes_of(ceil_div(elements, block), scale_dtype)

@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 
 from trainledger.arrays import IntArray, ceil_div, ints, one_of, round_up
-from trainledger.dtypes import block_scaled_bytes, bytes_of
+from trainledger.dtypes import bytes_of
 from trainledger.inventory.buffers import NF4_BLOCK, NF4_NESTED_BLOCK, Buffer
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tensors import BoolArray, LocalShapes, TensorTable
@@ -105,7 +105,7 @@ def buffer_bytes(own: Shares, buffer: Buffer) -> IntArray:
         fixed = bytes_of(ints(row.elements * row.copies), buffer.dtype)
         return np.broadcast_to(fixed[:, None], own.pp_stage.shape) * (own.held.sum(axis=2) > 0)
     if row.select == "largest_unit":
-        return bytes_of(_largest_unit(own) * row.copies, buffer.dtype)
+        return _unit_bytes(own, buffer)
     if row.select == "largest_tensor":
         return bytes_of(np.max(own.shapes.numel[:, None, :] * (own.held > 0) * buffer.mask, axis=2), buffer.dtype)
     if row.select == "largest_module":
@@ -124,22 +124,31 @@ def tensor_bytes(own: Shares, buffer: Buffer) -> IntArray:
     """[plans, T]: bytes of a buffer per tensor held once, for cuts that keep tensors apart."""
     elements, storages = tensor_elements(own, buffer.row.cut, buffer.row.sharded_from)
     if buffer.layout == "factored":
-        elements = _factored(own, elements)
+        elements = _factored(own, elements, _matrices(own, buffer))
     if buffer.row.per > 1:
         elements = ceil_div(elements, buffer.row.per)
     return _dtype_bytes(buffer, elements) * storages * buffer.mask
 
 
-def _factored(own: Shares, elements: IntArray) -> IntArray:
-    """Adafactor's row and column averages of matrices; vectors keep one value per element."""
+def _factored(own: Shares, elements: IntArray, matrices: IntArray | int) -> IntArray:
+    """Adafactor's row and column averages of `matrices` together; vectors keep one value per element."""
     rest = own.shapes.rest
     rows = ceil_div(elements, rest)
-    return np.where(rest > 1, rows + rest, elements)
+    return np.where(rest > 1, rows + matrices * rest, elements)
+
+
+def _matrices(own: Shares, buffer: Buffer) -> IntArray | int:
+    """[plans, T]: matrices that one storage stacks: the experts it holds a whole or a part of."""
+    if not own.stacked or buffer.row.cut != "dim0":
+        return 1
+    copies = own.shapes.copies
+    over = own.over(buffer.row.sharded_from)[1][:, None]
+    return np.where(own.table.expert, np.where(over <= copies, ceil_div(copies, over), copies), 1)
 
 
 def _dtype_bytes(buffer: Buffer, elements: IntArray) -> IntArray:
     if buffer.layout == "block":
-        return block_scaled_bytes(elements, buffer.dtype, buffer.block, "fp32", buffer.least)
+        return buffer.quantised_bytes(elements)
     if buffer.layout == "nf4":
         scales = ceil_div(elements, NF4_BLOCK)
         nested = bytes_of(ceil_div(scales, NF4_NESTED_BLOCK), "fp32")
@@ -158,9 +167,10 @@ def _pooled_elements(own: Shares, buffer: Buffer) -> tuple[IntArray, IntArray]:
 def _pool(own: Shares, buffer: Buffer) -> tuple[IntArray, IntArray]:
     cut, shapes = buffer.row.cut, own.shapes
     over_dense, over_expert = own.over(buffer.row.sharded_from)
-    numel = _factored(own, shapes.numel) if buffer.layout == "factored" else shapes.numel
+    numel = _factored(own, shapes.numel, 1) if buffer.layout == "factored" else shapes.numel
     if cut == "bucket":
-        numel = round_up(numel, partition.MEGATRON_PARAM_ALIGN)
+        dense, expert = megatron_buffers(own, buffer.mask, padded=True)
+        return dense // over_dense[:, None], expert // over_expert[:, None]
     amounts: list[IntArray] = []
     for chosen, over, group in (
         (buffer.mask & ~own.table.expert, over_dense[:, None], own.dense[:, None]),
@@ -173,8 +183,6 @@ def _pool(own: Shares, buffer: Buffer) -> tuple[IntArray, IntArray]:
         match cut:
             case "flat":
                 amounts.append(round_up(total, 2 * group) // over)
-            case "bucket":
-                amounts.append(partition.bucket_padded(total, group) // over)
             case "unit":
                 amounts.append(_unit_elements(own, chosen, over, group))
             case _:
@@ -182,22 +190,56 @@ def _pool(own: Shares, buffer: Buffer) -> tuple[IntArray, IntArray]:
     return amounts[0], amounts[1]
 
 
-def _unit_elements(own: Shares, chosen: BoolArray, over: IntArray, group: IntArray) -> IntArray:
-    """Megatron-FSDP: each tensor's rows are padded to the ranks that share them. [megatron-fsdp: chunk factor]
+def megatron_buffers(own: Shares, mask: BoolArray, *, padded: bool) -> tuple[IntArray, IntArray]:
+    """([plans, rows] dense, expert) elements of Megatron's whole buffers. [megatron: param_and_grad_buffer.py 888-932]
 
-    The engine packs tensors of a unit into one bucket of ranks x lcm(row sizes) elements; padding row-wise is the
-    closest bound that needs no packing order.
+    Experts have a buffer of their own where their group differs: with ep 1 and etp equal to tp they share the dense
+    one. With padding, as under the distributed optimizer, an embedding that both ends of a pipeline hold sits alone in
+    a bucket.
     """
-    shapes = own.shapes
-    padded = round_up(shapes.rows, group) * shapes.rest
-    return own.total(padded * shapes.copies * chosen) // over
+    plans, table = own.plans, own.table
+    each = round_up(own.shapes.numel, partition.MEGATRON_PARAM_ALIGN) if padded else own.shapes.numel
+    numel = each * own.shapes.copies * mask
+    apart = ((plans.ep > 1) | (plans.etp != plans.tp))[:, None]
+    expert = own.total(numel * table.expert)
+    dense = own.total(numel * ~table.expert) + expert * ~apart
+    if not padded:
+        return dense, expert * apart
+    alone = own.total(numel * table.shared) * (plans.pp > 1)[:, None]
+    group = own.dense[:, None]
+    padded = partition.bucket_padded(dense - alone, group) + partition.bucket_padded(alone, group)
+    return padded, partition.bucket_padded(expert * apart, own.expert[:, None])
 
 
-def _largest_unit(own: Shares) -> IntArray:
-    """[plans, rows]: elements of the largest thing gathered at once: a block, the embedding or the output layer."""
+def _unit_elements(own: Shares, chosen: BoolArray, over: IntArray, group: IntArray) -> IntArray:
+    """Megatron-FSDP: the buckets of all units, each padded to the ranks times its chunk factor. [megatron-fsdp]
+
+    Packing remainders into shared chunks is not followed: a unit counts the elements it holds, so this is the least.
+    """
+    shapes, slots = own.shapes, own.table.slots
+    padded = np.zeros_like(own.pp_stage)
+    for slot in np.unique(slots[chosen]):
+        members = chosen & (slots == slot)
+        held = ((shapes.numel * shapes.copies) @ members)[:, None]
+        factor = partition.chunk_factor(shapes.rest[:, members], shapes.numel[:, members])[:, None]
+        padded = padded + own.counts[:, :, slot] * round_up(held, group * factor)
+    return padded // over
+
+
+def _unit_bytes(own: Shares, buffer: Buffer) -> IntArray:
+    """[plans, rows]: the largest thing gathered at once, a block, the embedding or the output layer, `copies` times.
+
+    An FP8 gather carries weight matrices in FP8 and the rest in bf16.
+    """
+    row, elements = buffer.row, own.shapes.numel * own.shapes.copies
+    held = bytes_of(elements, buffer.dtype)
+    if buffer.dtype == "fp8":
+        held = np.where(own.table.linear, held, bytes_of(elements, "bf16"))
     slot_of = np.eye(own.table.num_slots, dtype=np.int64)[own.table.slots]
-    per_slot = (own.shapes.numel * own.shapes.copies) @ slot_of
-    return np.max(np.where(own.counts > 0, per_slot[:, None, :], 0), axis=2)
+    largest = np.max(np.where(own.counts > 0, (held @ slot_of)[:, None, :], 0), axis=2) * row.copies
+    if not row.floor:
+        return largest
+    return np.minimum(np.maximum(largest, bytes_of(ints(row.floor), buffer.dtype)), own.total(held))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +300,10 @@ def account_of(inventory: Inventory, own: Shares, index: IntArray) -> StateAccou
 
 
 def on_host(buffer: Buffer, offload: tuple[tuple[Category, ...], ...]) -> bool:
-    """Whether a buffer lives in host memory. Rows name their place; where a profile has no host rows, offloading moves the row itself."""
+    """Whether a buffer lives in host memory.
+
+    Rows name their place; where a profile has no host rows, offloading moves the row itself.
+    """
     if buffer.row.place == "host":
         return True
     if buffer.row.offload or buffer.row.not_offload:

@@ -12,6 +12,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from trainledger.arrays import IntArray, ints
+from trainledger.dtypes import block_scaled_bytes, bytes_of
 from trainledger.errors import MissingFact
 from trainledger.inventory.tensors import DEEPSPEED_PERSISTENT_ELEMENTS, BoolArray, TensorTable
 from trainledger.plans.setting import Setting
@@ -19,6 +21,9 @@ from trainledger.profiles.profile import StateRow
 
 NF4_BLOCK, NF4_NESTED_BLOCK = 64, 256
 """QLoRA: one 8-bit scale per 64 weights, one fp32 scale per 256 of those. [qlora-paper: section 3]"""
+
+CODEBOOK = 256
+"""Values that 8 bits can name: torchao keeps them in fp32 with every quantised tensor. [torchao: subclass_8bit.py]"""
 
 Layout = Literal["full", "block", "factored", "nf4"]
 
@@ -33,8 +38,22 @@ class Buffer(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout = "full"
     block: int = 0
     least: int = 0
+    plain: str = ""
+    whole_blocks: bool = False
     copies: int = 1
     elements: int = 0
+
+    def quantised_bytes(self, elements: IntArray) -> IntArray:
+        """Bytes of block-quantised optimizer state; tensors below `least` elements stay in the dtype `plain`.
+
+        With `whole_blocks` so do those that end in a part of a block, and 8-bit codes come with a table of their own.
+        """
+        small = elements < self.least
+        large = block_scaled_bytes(elements, self.dtype, self.block, "fp32")
+        if self.whole_blocks:
+            small |= elements % self.block != 0
+            large = large + bytes_of(ints(CODEBOOK), "fp32") * (self.dtype == "uint8")
+        return np.where(small, bytes_of(elements, self.plain), large)
 
     @property
     def per_tensor(self) -> bool:
@@ -93,6 +112,10 @@ def _expand(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Buf
     stored = row.category == "weights" and row.select in ("trainable", "persistent")
     if stored:
         yield from _stored_weights(row, setting, dtype, selected, table)
+    elif row.dtype == "gathered" and dtype == "fp8":
+        # an FP8 gather carries weight matrices in FP8 and the rest in bf16 [torchao: fsdp_utils.py]
+        yield Buffer(row=row, what=row.what, dtype=dtype, mask=selected & table.linear)
+        yield Buffer(row=row, what=f"{row.what}, 16-bit", dtype="bf16", mask=selected & ~table.linear)
     else:
         yield Buffer(row=row, what=row.what, dtype=dtype, mask=selected)
 
@@ -165,6 +188,8 @@ def _moments(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Bu
             layout=moment.layout,
             block=moment.block,
             least=moment.least,
+            plain=setting.dtype("stepped"),
+            whole_blocks=setting.profile.whole_blocks,
         )
     if setting.workload.ema:
         yield Buffer(row=row, what="ema", dtype="fp32", mask=table.trainable)

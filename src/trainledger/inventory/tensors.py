@@ -34,6 +34,7 @@ class TensorTable:
     tp_units      indivisible units along the cut dimension; 0: none
     copies        tensors of this shape in one block (routed experts)
     vocab         rows are the vocabulary, which engines pad
+    shared        an embedding that both ends of a pipeline hold: the first stage's and the last one's copy
     """
 
     names: tuple[str, ...]
@@ -48,6 +49,7 @@ class TensorTable:
     trainable: BoolArray
     quantised: BoolArray
     vocab: BoolArray
+    shared: BoolArray
     num_slots: int
 
     def local(self, plans: Plans, profile: Profile) -> LocalShapes:
@@ -96,9 +98,12 @@ def tensor_table(model: Model, workload: Workload) -> TensorTable:
     expert = np.array([t.role == "expert" for t in tensors])
     linear = np.array([t.linear and t.role not in ("head", "embedding", "router") for t in tensors])
     adapters = np.array([adapter for _, _, adapter in entries])
+    slots = np.array([slot for slot, _, _ in entries], dtype=np.int64)
+    copied = slots == len(model.blocks) + 2
+    embedding = (slots == 0) & np.array([t.role == "embedding" for t in tensors])
     return TensorTable(
         names=tuple(t.name for t in tensors),
-        slots=np.array([slot for slot, _, _ in entries], dtype=np.int64),
+        slots=slots,
         rows=np.array([t.shape[0] for t in tensors], dtype=np.int64),
         rest=np.array([t.numel // t.shape[0] for t in tensors], dtype=np.int64),
         tp_dim=np.array([-1 if t.tp_dim is None else t.tp_dim for t in tensors], dtype=np.int64),
@@ -109,6 +114,7 @@ def tensor_table(model: Model, workload: Workload) -> TensorTable:
         trainable=adapters if lora else np.ones(len(tensors), dtype=bool),
         quantised=linear & ~adapters & workload.qlora,
         vocab=np.array([t.role in ("embedding", "head") and t.tp_dim == 0 for t in tensors]),
+        shared=copied | (embedding & copied.any()),
         num_slots=len(model.blocks) + 4,
     )
 

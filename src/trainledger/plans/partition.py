@@ -55,6 +55,24 @@ def bucket_padded(aligned_total: IntArray, over: IntArray) -> IntArray:
     return round_up(aligned_total, np.lcm(over, MEGATRON_BUCKET_ALIGN))
 
 
+def chunk_factor(rest: IntArray, numel: IntArray) -> IntArray:
+    """[plans]: elements that one bucket of Megatron-FSDP is cut into, for the tensors [plans, T] that share it.
+
+    From the longest rows down: a row size joins by the least common multiple, unless it divides what is there and the
+    tensor fills whole chunks, or the tensor is smaller than a chunk. [megatron-fsdp: _get_parameter_groups]
+
+    >>> chunk_factor(np.array([[28672, 8192, 1]]), np.array([[28672 * 8192, 8192 * 8192, 8192]])).tolist()
+    [57344]
+    """
+    order = np.argsort(-rest, axis=1, kind="stable")
+    rest, numel = np.take_along_axis(rest, order, axis=1), np.take_along_axis(numel, order, axis=1)
+    factor = rest[:, 0]
+    for row, size in zip(rest.T[1:], numel.T[1:], strict=True):
+        fits = (row == factor) | ((factor % row == 0) & (size % factor == 0)) | (size < factor)
+        factor = np.where(fits, factor, np.lcm(factor, row))
+    return factor
+
+
 def megatron_layout(
     sizes: Sequence[int],
     over: int,

@@ -69,7 +69,8 @@ class Setting:
                 return recipe.frozen or recipe.weight
             case "master":
                 kept = self.profile.optimizer_master.get(self.scenario.optimizer, "")
-                return kept if kept and recipe.master and recipe.weight == "bf16" else recipe.master
+                reduced = kept and recipe.master and recipe.weight == "bf16" and not recipe.full_master
+                return kept if reduced else recipe.master
             case "stepped":
                 return recipe.master or recipe.weight
             case _:

@@ -31,6 +31,7 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                   largest_tensor (of the trained ones)
     elements      a fixed number of elements instead of a selection (a communication bucket)
     cap           at most this many elements
+    floor         of a largest unit: at least this many elements, where the stage holds that many
     per           one element for each `per` selected ones (block scales)
     copies        how many such buffers are alive at once
     alive         the instants; with `accumulates` also at the loss of every micro-batch but the first
@@ -54,6 +55,7 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     )
     elements: int = 0
     cap: int = 0
+    floor: int = 0
     per: int = 1
     copies: int = 1
     alive: tuple[Instant, ...] = INSTANTS
@@ -81,6 +83,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     activation             saved activations and their collectives
     grad_choices           values that --grad-dtype may take
     fp8                    the recipe runs GEMMs in FP8 (or FP4)
+    full_master            the master copy stays whole whatever the optimizer could leave out
     """
 
     weight: str
@@ -94,6 +97,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sharded_grad: str = ""
     grad_choices: tuple[str, ...] = ()
     fp8: bool = False
+    full_master: bool = False
     accelerator_dtype: str = ""
     least_capability: str = ""
 
@@ -111,6 +115,7 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pipeline_keeps_gathered: bool = False
     final_unit_kept: bool = False
     reduce_follows_grad: bool = True
+    replicas_by_unit: bool = False
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,6 +140,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lora                adapters are accounted for
     shards_quantised    4-bit frozen weights are divided like others
     optimizer_master    dtype of the master copy under optimizers that keep it in fewer bits
+    whole_blocks        block-quantised optimizer state needs whole blocks, and each 8-bit tensor has a table [torchao]
     """
 
     name: str
@@ -159,6 +165,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lora: bool = True
     shards_quantised: bool = True
     optimizer_master: dict[str, str] = {}
+    whole_blocks: bool = False
     notes: tuple[str, ...] = ()
 
 
