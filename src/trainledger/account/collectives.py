@@ -54,28 +54,34 @@ class Collective:
 def collective(
     op: Op, group: str, what: str, dtype: str, ranks: IntArray, count: IntArray, size: IntArray, cite: str = ""
 ) -> Collective:
-    """A Collective whose calls move `size` bytes each on the whole side: input of a reduction, output of a gather.
+    """A Collective whose calls move `size` bytes each on the whole side: input of a reduction, output of a gather."""
+    return summed(op, group, what, dtype, ranks, count, count * size, cite)
+
+
+def summed(
+    op: Op, group: str, what: str, dtype: str, ranks: IntArray, count: IntArray, total: IntArray, cite: str = ""
+) -> Collective:
+    """A Collective whose calls, which may differ in size, move `total` bytes together on the whole side.
 
     The other side of an all-gather or reduce-scatter is 1/ranks of it. Where the group is one rank all is zero.
     """
     active = (ranks > 1)[:, None]
-    count = count * active
-    whole = count * size
-    part = whole // ranks[:, None]
-    sides = {
+    count, whole = count * active, total * active
+    part, nothing = whole // ranks[:, None], np.zeros_like(whole)
+    sides: dict[Op, tuple[IntArray, IntArray]] = {
         "all_reduce": (whole, whole),
         "all_to_all": (whole, whole),
         "all_gather": (part, whole),
         "reduce_scatter": (whole, part),
-        "send": (whole, np.zeros_like(whole)),
-        "recv": (np.zeros_like(whole), whole),
+        "send": (whole, nothing),
+        "recv": (nothing, whole),
     }
     in_bytes, out_bytes = sides[op]
     return Collective(
         op=op,
         group=group,
         what=what,
-        dtype=dtype,
+        dtype="uint8" if dtype == "fp8" else dtype,
         ranks=ranks,
         count=count,
         in_bytes=in_bytes,

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from trainledger.account.collectives import Collective, collective
-from trainledger.account.states import Shares, shares_elements
+from trainledger.account.collectives import Collective, Op, collective, summed
+from trainledger.account.states import Shares, megatron_buffers, shares_elements
 from trainledger.arrays import IntArray, ceil_div, one_of
 from trainledger.dtypes import bytes_of
 from trainledger.inventory.inventory import Inventory
-from trainledger.inventory.tensors import BoolArray
+from trainledger.inventory.tensors import DEEPSPEED_PERSISTENT_ELEMENTS, BoolArray
 from trainledger.plans import sharding
 from trainledger.plans.partition import ddp_bucket_count
+from trainledger.profiles.profile import Cut
 
 
 class _Side:
@@ -28,6 +29,7 @@ class _Side:
         self.setting = inventory.setting
         self.own = own
         self.plans = own.plans
+        self.expert = expert
         self.trained: BoolArray = chosen & table.trainable
         self.all: BoolArray = chosen
         self.name = "expert_dp" if expert else "dp"
@@ -38,31 +40,39 @@ class _Side:
         self.stage = self.plans.zero_stage
         self.batches = self.plans.num_microbatches[:, None]
 
-    def whole(self, mask: BoolArray, cut: str) -> IntArray:
+    def whole(self, mask: BoolArray, cut: Cut) -> IntArray:
         """[plans, rows]: elements of the padded whole, a multiple of the shard group."""
         return shares_elements(self.own, mask, cut) * self.shard[:, None]
 
-    def units(self) -> IntArray:
-        """[plans, rows]: separately gathered units: blocks, the embedding, what follows the last block."""
-        holds = self.own.held * self.all
+    def units(self, mask: BoolArray) -> IntArray:
+        """[plans, rows]: separately gathered units of the masked tensors: blocks, embedding, what follows the last."""
         slots = self.own.table.slots
-        per_slot = [np.max(holds[:, :, slots == s], axis=2) for s in np.unique(slots[self.all])]
+        holds = self.own.held * mask
+        per_slot = [np.max(holds[:, :, slots == s], axis=2) for s in np.unique(slots[mask])]
         return sum(per_slot, start=np.zeros_like(self.own.pp_stage))
 
     def once(self, *stages: int) -> IntArray:
         """[plans, 1]: 1 under the named zero_stages."""
         return one_of(self.stage, stages, 4)[:, None].astype(np.int64)
 
-    def calls(self, op: str, what: str, dtype: str, count: IntArray, size: IntArray, cite: str) -> Collective:
+    def calls(self, op: Op, what: str, dtype: str, count: IntArray, size: IntArray, cite: str) -> Collective:
         """Over the sharding ranks for gathers and scatters, over all averaging ranks for all-reduces."""
         if op == "all_reduce":
             return collective("all_reduce", self.name, what, dtype, self.group, count, size, cite)
-        return collective(op, self.shard_name, what, dtype, self.shard, count, size, cite)  # type: ignore[arg-type]
+        return collective(op, self.shard_name, what, dtype, self.shard, count, size, cite)
 
-    def across(self, dtype: str, count: IntArray, whole: IntArray, cite: str) -> Collective:
-        """The all-reduce of each shard over its replicas (HSDP, several optimizer instances)."""
-        shard = whole // self.shard[:, None]
-        return collective("all_reduce", "dp_replicate", "gradient shards", dtype, self.replicas, count, shard, cite)
+    def across(self, dtype: str, count: IntArray, total: IntArray, cite: str) -> Collective:
+        """The all-reduce of shards over their replicas (HSDP, several optimizer instances); `total` is of the whole."""
+        shards = total // self.shard[:, None]
+        return summed("all_reduce", "dp_replicate", "gradient shards", dtype, self.replicas, count, shards, cite)
+
+    def fixed(self, op: Op, what: str, dtype: str, count: IntArray, total: IntArray, cite: str) -> Collective:
+        """Calls that differ in size, over the sharding ranks; `total` bytes of the whole side of all of them."""
+        return summed(op, self.shard_name, what, dtype, self.shard, count, total, cite)
+
+    def averaged(self, what: str, dtype: str, count: IntArray, total: IntArray, cite: str) -> Collective:
+        """All-reduces that differ in size, over all ranks that average."""
+        return summed("all_reduce", self.name, what, dtype, self.group, count, total, cite)
 
 
 def data_traffic(inventory: Inventory, own: Shares) -> list[Collective]:
@@ -81,14 +91,15 @@ def data_traffic(inventory: Inventory, own: Shares) -> list[Collective]:
 
 
 def _paper(side: _Side) -> Iterator[Collective]:
-    """ZeRO: all-reduce | reduce-scatter + all-gather | scatter per micro-batch | 2 gathers + 1 scatter. [zero-paper: 7]"""
+    """ZeRO: all-reduce | scatter + gather | a scatter per micro-batch | 2 gathers + 1 scatter each. [zero-paper: 7]"""
     grad, gathered = side.setting.dtype("reduce"), side.setting.dtype("gathered")
     ones = np.ones_like(side.own.pp_stage)
     grads = bytes_of(side.whole(side.trained, "even"), grad)
     scatters = side.once(1) + side.once(2, 3) * side.batches
     yield side.calls("all_reduce", "gradients", grad, side.once(0) * ones, grads, "zero-paper")
     yield side.calls("reduce_scatter", "gradients", grad, scatters * ones, grads, "zero-paper")
-    yield side.across(grad, side.once(1, 2, 3) * ones, grads, "zero-paper")
+    sharded = side.once(1, 2, 3) * ones
+    yield side.across(grad, sharded, sharded * grads, "zero-paper")
     if (updated := side.once(1, 2)).any():
         size = bytes_of(side.whole(side.trained, "even"), gathered)
         yield side.calls("all_gather", "updated weights", gathered, updated * ones, size, "zero-paper")
@@ -98,68 +109,54 @@ def _paper(side: _Side) -> Iterator[Collective]:
 
 
 def _ddp_fsdp2(side: _Side) -> Iterator[Collective]:
-    """DDP at stage 0; FSDP2 units otherwise. [fsdp2-knobs, torchtitan-reshard]"""
-    setting, plans = side.setting, side.plans
-    reduce, gathered = setting.dtype("reduce"), setting.dtype("gathered")
-    grad = setting.dtype("grad")
-    ones = np.ones_like(side.own.pp_stage)
-    replicated = side.once(0) * _has_elements(side, side.trained)
-    if replicated.any():
-        sizes = bytes_of(shares_elements(side.own, side.trained, "none"), grad)
-        buckets = np.maximum(_ddp_buckets(side, grad), 1)
-        yield _averaged(side, grad, replicated * buckets, replicated * sizes)
+    """DDP, or replicas unit by unit, at stage 0; FSDP2 units otherwise. [fsdp2-knobs, torchtitan-reshard]"""
+    setting = side.setting
+    reduce = setting.dtype("reduce")
+    rules = setting.profile.traffic
+    deferred = (side.plans.pp > 1)[:, None] * int(rules.pipeline_keeps_gathered)
+    if (replicated := side.once(0)).any():
+        yield _replicated(side, replicated, deferred)
     if not side.once(1, 2, 3).any():
         return
-    units = side.units()
-    rules = setting.profile.traffic
-    held = side.once(3) * (plans.pp > 1)[:, None] * int(rules.pipeline_keeps_gathered) * ones
+    yield _gathered(side, side.once(3) * deferred)
+    scatters = side.once(1) + side.once(2, 3) * np.where(deferred, 1, side.batches)
+    total = scatters * bytes_of(side.whole(side.trained, "dim0"), reduce)
+    calls = scatters * side.units(side.trained)
+    yield side.fixed("reduce_scatter", "gradients", reduce, calls, total, "fsdp2-units")
+    yield side.across(reduce, calls, total, "fsdp2-hsdp")
+
+
+def _replicated(side: _Side, replicated: IntArray, deferred: IntArray) -> Collective:
+    """DDP's buckets once per step; torchtitan's replicas reduce each unit after every micro-batch."""
+    setting = side.setting
+    if setting.profile.traffic.replicas_by_unit:
+        dtype, times = setting.dtype("reduce"), replicated * np.where(deferred, 1, side.batches)
+        calls = times * side.units(side.trained)
+    else:
+        dtype, times = setting.dtype("grad"), replicated
+        calls = times * _ddp_buckets(side, dtype)
+    total = times * bytes_of(shares_elements(side.own, side.trained, "none"), dtype)
+    return side.averaged("gradients", dtype, calls, total, "torch-ddp")
+
+
+def _gathered(side: _Side, held: IntArray) -> Collective:
+    """All-gathers of weights: once per step at stages 1, 2 and where held, else twice per micro-batch."""
+    gathered = side.setting.dtype("gathered")
     per_batch = (side.once(3) - held) * side.batches
-    gathers = (side.once(1, 2) + held + 2 * per_batch) * _has_elements(side, side.all)
-    deferred = side.once(2, 3) * (plans.pp > 1)[:, None] * int(rules.pipeline_keeps_gathered)
-    scatters = side.once(1) + deferred + (side.once(2, 3) - deferred) * side.batches
-    scatters = scatters * _has_elements(side, side.trained)
-    grads = bytes_of(side.whole(side.trained, "dim0"), reduce)
-    calls, total = gathers * units, gathers * _gathered_bytes(side, gathered)
-    if rules.final_unit_kept:
-        final = _final_unit_bytes(side, gathered)
-        calls, total = calls - per_batch * (final > 0), total - per_batch * final
-    yield _fixed(side, "all_gather", gathered, calls, total)
-    yield _fixed(side, "reduce_scatter", reduce, scatters * units, scatters * grads)
-    yield side.across(reduce, scatters * units, grads // np.maximum(units, 1), "fsdp2-hsdp")
+    times = side.once(1, 2) + held + 2 * per_batch
+    calls, total = times * side.units(side.all), times * _gathered_bytes(side, gathered)
+    if side.setting.profile.traffic.final_unit_kept:
+        final = side.all & _final_unit(side)
+        whole = bytes_of(side.whole(final, "dim0"), "bf16" if gathered == "fp8" else gathered)
+        calls, total = calls - per_batch * side.units(final), total - per_batch * whole
+    return side.fixed("all_gather", "weights", gathered, calls, total, "fsdp2-units")
 
 
-def _fixed(side: _Side, op: str, dtype: str, count: IntArray, total: IntArray) -> Collective:
-    """A collective whose total bytes are known and whose calls differ in size."""
-    active = (side.shard > 1)[:, None]
-    total, count = total * active, count * active
-    part = total // side.shard[:, None]
-    gather = op == "all_gather"
-    return Collective(
-        op=op,  # type: ignore[arg-type]
-        group=side.shard_name,
-        what="weights" if gather else "gradients",
-        dtype="uint8" if dtype == "fp8" else dtype,
-        ranks=side.shard,
-        count=count,
-        in_bytes=part if gather else total,
-        out_bytes=total if gather else part,
-        cite="fsdp2-units",
-    )
-
-
-def _averaged(side: _Side, dtype: str, count: IntArray, total: IntArray) -> Collective:
-    active = (side.group > 1)[:, None]
-    return Collective(
-        op="all_reduce",
-        group=side.name,
-        what="gradients",
-        dtype=dtype,
-        ranks=side.group,
-        count=count * active,
-        in_bytes=total * active,
-        out_bytes=total * active,
-        cite="torch-ddp",
-    )
+def _final_unit(side: _Side) -> BoolArray:
+    """What follows the last block, and a tied embedding with it: kept gathered. [torchtitan: fsdp.py 238-266]"""
+    slots = side.own.table.slots
+    kept = slots == side.own.table.num_slots - 3
+    return kept | (slots == 0) if side.setting.model.tied else kept
 
 
 def _gathered_bytes(side: _Side, gathered: str) -> IntArray:
@@ -169,12 +166,6 @@ def _gathered_bytes(side: _Side, gathered: str) -> IntArray:
     matrices = side.all & side.own.table.linear
     rest = side.all & ~side.own.table.linear
     return bytes_of(side.whole(matrices, "dim0"), "fp8") + bytes_of(side.whole(rest, "dim0"), "bf16")
-
-
-def _final_unit_bytes(side: _Side, gathered: str) -> IntArray:
-    final = side.own.table.slots == side.own.table.num_slots - 3
-    dtype = "bf16" if gathered == "fp8" else gathered
-    return bytes_of(side.whole(side.all & final, "dim0"), dtype)
 
 
 def _has_elements(side: _Side, mask: BoolArray) -> IntArray:
@@ -211,39 +202,72 @@ def _in_order(own: Shares, sizes: IntArray, times: IntArray, copies: IntArray) -
 
 def _deepspeed(side: _Side) -> Iterator[Collective]:
     """Bucket all-reduces at every stage below 3, flat all-gather of weights, coalesced ZeRO-3. [deepspeed-z12, -z3]"""
-    grad, gathered = side.setting.dtype("reduce"), side.setting.dtype("gathered")
+    setting = side.setting
+    grad, gathered = setting.dtype("reduce"), setting.dtype("gathered")
     ones = np.ones_like(side.own.pp_stage)
-    bucket = side.setting.profile.traffic.bucket_elements
-    if (reductions := side.once(0, 1) + side.once(2) * side.batches).any():
-        plain = shares_elements(side.own, side.trained, "none")
-        yield _averaged(side, grad, reductions * ceil_div(plain, bucket), reductions * bytes_of(plain, grad))
-    if (updated := side.once(1, 2)).any():
+    bucket = setting.profile.traffic.bucket_elements
+    plain = shares_elements(side.own, side.trained, "none")
+    buckets = ceil_div(plain, bucket)
+    spread = (side.plans.cp > 1)[:, None]
+    cast = side.once(1) + side.once(2) * side.batches
+    # with sequence parallelism stages 1 and 2 reduce in fp32 [deepspeed: stage_1_and_2.py 1847]
+    for dtype, times in ((grad, side.once(0) + cast * ~spread), ("fp32", cast * spread)):
+        if times.any():
+            yield side.averaged("gradients", dtype, times * buckets, times * bytes_of(plain, dtype), "deepspeed-z12")
+    # in bf16 a pipeline at stage 0 runs BF16_Optimizer, which shards the optimizer [deepspeed: engine.py 2014-2018]
+    piped = side.once(0) * (side.plans.pp > 1)[:, None] * int(setting.recipe.weight == "bf16")
+    if (updated := side.once(1, 2) + piped).any():
         flat = bytes_of(side.whole(side.trained, "flat"), gathered)
         yield side.calls("all_gather", "updated weights", gathered, updated * ones, flat, "deepspeed-z12")
     if (per_batch := side.once(3) * side.batches * ones).any():
-        whole, trained = side.whole(side.all, "tensor"), side.whole(side.trained, "tensor")
-        weights = 2 * per_batch * bytes_of(whole, gathered)
-        yield _fixed(side, "all_gather", gathered, 2 * per_batch * side.units(), weights)
-        buckets = per_batch * ceil_div(trained, bucket)
-        yield _fixed(side, "reduce_scatter", grad, buckets, per_batch * bytes_of(trained, grad))
+        yield from _deepspeed_z3(side, per_batch, grad, gathered, bucket)
+
+
+def _deepspeed_z3(side: _Side, per_batch: IntArray, grad: str, gathered: str, bucket: int) -> Iterator[Collective]:
+    """Two gathers and a scatter per micro-batch; parameters that stay gathered are gathered once, after the step."""
+    table = side.own.table
+    small = table.rows * table.rest <= DEEPSPEED_PERSISTENT_ELEMENTS
+    moving = side.whole(side.all & ~small, "tensor")
+    calls, total = 2 * per_batch * side.units(side.all & ~small), 2 * per_batch * bytes_of(moving, gathered)
+    yield side.fixed("all_gather", "weights", gathered, calls, total, "deepspeed-z3")
+    kept = side.once(3) * side.whole(side.all & small, "tensor")
+    yield side.fixed(
+        "all_gather", "persistent weights", gathered, np.sign(kept), bytes_of(kept, gathered), "deepspeed-z3"
+    )
+    trained = side.whole(side.trained, "tensor")
+    calls, total = per_batch * ceil_div(trained, bucket), per_batch * bytes_of(trained, grad)
+    yield side.fixed("reduce_scatter", "gradients", grad, calls, total, "deepspeed-z3")
 
 
 def _megatron(side: _Side) -> Iterator[Collective]:
-    """One reduction of the gradient buffer and one gather of the weights per step; Megatron-FSDP for stages 2 and 3."""
-    setting = side.setting
-    grad, gathered, sharded = setting.dtype("grad"), setting.dtype("gathered"), setting.dtype("sharded_grad")
-    ones = _has_elements(side, side.trained)
+    """One reduction of each gradient buffer and one gather of its weights per step; Megatron-FSDP at stages 2 and 3.
+
+    Every virtual stage has buffers of its own.
+    """
+    setting, trained = side.setting, side.own.table.trainable
+    grad, gathered = setting.dtype("grad"), setting.dtype("gathered")
+    chunks = side.plans.vpp[:, None]
     if (replicated := side.once(0)).any():
-        plain = bytes_of(shares_elements(side.own, side.trained, "none"), grad)
-        yield side.calls("all_reduce", "grad_data", grad, replicated * ones, plain, "megatron-reduce")
+        plain = replicated * megatron_buffers(side.own, trained, padded=False)[side.expert]
+        yield side.averaged("grad_data", grad, chunks * (plain > 0), bytes_of(plain, grad), "megatron-reduce")
     if (optimizer := side.once(1)).any():
-        buffer, once = side.whole(side.trained, "bucket"), optimizer * ones
-        yield side.calls("reduce_scatter", "grad_data", grad, once, bytes_of(buffer, grad), "megatron-reduce")
-        yield side.across(grad, once, bytes_of(buffer, grad), "megatron-instances")
-        yield side.calls("all_gather", "param_data", gathered, once, bytes_of(buffer, gathered), "megatron-gather")
-    if (batches := side.once(2, 3) * side.batches * ones).any():
-        units = side.units()
-        whole, trained = side.whole(side.all, "unit"), side.whole(side.trained, "unit")
-        yield _fixed(side, "reduce_scatter", sharded, batches * units, batches * bytes_of(trained, sharded))
-        gathers = (2 * side.once(3) * side.batches + side.once(2)) * ones
-        yield _fixed(side, "all_gather", gathered, gathers * units, gathers * bytes_of(whole, gathered))
+        buffer = optimizer * megatron_buffers(side.own, trained, padded=True)[side.expert]
+        calls, whole = chunks * (buffer > 0), bytes_of(buffer, grad)
+        yield side.fixed("reduce_scatter", "grad_data", grad, calls, whole, "megatron-reduce")
+        yield side.across(grad, calls, whole, "megatron-instances")
+        yield side.fixed("all_gather", "param_data", gathered, calls, bytes_of(buffer, gathered), "megatron-gather")
+    if side.once(2, 3).any():
+        yield from _megatron_fsdp(side)
+
+
+def _megatron_fsdp(side: _Side) -> Iterator[Collective]:
+    """Units reduced after every micro-batch and, with replicas, across them once; gathered for each use at stage 3."""
+    sharded, gathered = side.setting.dtype("sharded_grad"), side.setting.dtype("gathered")
+    units, once = side.units(side.all), side.once(2, 3)
+    grads = bytes_of(side.whole(side.trained, "unit"), sharded)
+    times = once * side.batches
+    yield side.fixed("reduce_scatter", "gradients", sharded, times * units, times * grads, "megatron-fsdp")
+    yield side.across(sharded, once * units, once * grads, "megatron-fsdp")
+    gathers = 2 * side.once(3) * side.batches + side.once(2)
+    total = gathers * bytes_of(side.whole(side.all, "unit"), gathered)
+    yield side.fixed("all_gather", "weights", gathered, gathers * units, total, "megatron-fsdp")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trainledger.account.collectives import Collective, collective
+from trainledger.account.collectives import Collective, collective, summed
 from trainledger.account.states import Shares
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
@@ -104,58 +104,78 @@ def _tensor(step: _Step) -> Iterator[Collective]:
 
 
 def _context(step: _Step) -> Iterator[Collective]:
-    """Per attention layer and micro-batch. [ring-attention, ulysses, torchtitan-cp]
+    """Per attention layer and micro-batch. [ring-attention, ulysses, torchtitan-cp, te-cp]
 
-    ring         k and v travel cp-1 times forward; with their gradients again backward: 3 (cp-1) messages of k, v
+    ring         k and v travel cp-1 times forward; backward they travel as often and so do their gradients, a hop
+                 behind, so in cp messages
     all_to_all   q, k, v and the output are exchanged forward and backward
-    all_gather   k and v are gathered forward, their gradients reduce-scattered backward
+    all_gather   k and v are gathered forward, their gradients reduce-scattered backward; TransformerEngine gathers
+                 again backward
     """
-    plans, cp = step.plans, step.plans.cp
-    kind = step.setting.scenario.cp_comm or step.rules.cp_comm
-    forward, batches = 1 + step.recompute, step.batches
+    cp = step.plans.cp
     if not (cp > 1).any():
         return
+    kv_layers, kv_total, qo_total = _attention_bytes(step)
+    kind = step.setting.scenario.cp_comm or step.rules.cp_comm
+    forward, dtype = 1 + step.recompute, step.dtype
+    if kind == "ring":
+        hops = (cp - 1)[:, None]
+        there, back = hops * kv_layers * forward, cp[:, None] * kv_layers
+        for op in ("send", "recv"):
+            yield summed(op, "cp", "k and v", dtype, cp, there, hops * forward * kv_total, "ring-attention")
+            yield summed(op, "cp", "k, v and gradients", dtype, cp, back, 2 * hops * kv_total, "ring-attention")
+    elif kind == "all_to_all":
+        calls, passes = 2 * (forward + 1) * kv_layers, forward + 1
+        yield summed("all_to_all", "cp", "q and output", dtype, cp, calls, passes * qo_total, "ulysses")
+        yield summed("all_to_all", "cp", "k and v", dtype, cp, calls, passes * kv_total, "ulysses")
+    else:
+        gathers = forward + int(step.rules.style == "megatron")
+        whole = cp[:, None] * kv_total
+        calls = 2 * kv_layers
+        yield summed("all_gather", "cp", "k and v", dtype, cp, gathers * calls, gathers * whole, "torchtitan-cp")
+        yield summed("reduce_scatter", "cp", "gradients of k, v", dtype, cp, calls, whole, "torchtitan-cp")
+
+
+def _attention_bytes(step: _Step) -> tuple[IntArray, IntArray, IntArray]:
+    """([plans, rows] attention layers x micro-batches, bytes of k and v in them, bytes of q and output)."""
+    tp = step.plans.tp
+    layers = np.zeros_like(step.own.pp_stage)
+    kv_bytes, qo_bytes = np.zeros_like(layers), np.zeros_like(layers)
     for index, block in enumerate(step.model.blocks):
         if block.attention is None:
             continue
         attention = block.attention
-        layers = step.blocks[:, :, index] * batches
+        times = step.blocks[:, :, index] * step.batches
         kv_heads = attention.heads if attention.kind == "mla" else attention.kv_heads
         per_head = attention.qk_head_dim + attention.v_head_dim
-        kv = bytes_of(step.tokens * np.maximum(ceil_div(kv_heads, plans.tp), 1) * per_head, step.dtype)[:, None]
-        qo = bytes_of(step.tokens * ceil_div(attention.heads, plans.tp) * per_head, step.dtype)[:, None]
-        if kind == "ring":
-            hops = (cp - 1)[:, None] * layers
-            yield collective("send", "cp", "k and v", step.dtype, cp, hops * forward, kv, "ring-attention")
-            yield collective("recv", "cp", "k and v", step.dtype, cp, hops * forward, kv, "ring-attention")
-            yield collective("send", "cp", "k, v and gradients", step.dtype, cp, hops, 2 * kv, "ring-attention")
-            yield collective("recv", "cp", "k, v and gradients", step.dtype, cp, hops, 2 * kv, "ring-attention")
-        elif kind == "all_to_all":
-            calls = layers * (forward + 1) * 2
-            yield collective("all_to_all", "cp", "q and output", step.dtype, cp, calls, qo // 2, "ulysses")
-            yield collective("all_to_all", "cp", "k and v", step.dtype, cp, calls, kv // 2, "ulysses")
-        else:
-            whole = kv * cp[:, None]
-            yield collective("all_gather", "cp", "k and v", step.dtype, cp, layers * forward, whole, "torchtitan-cp")
-            yield collective("reduce_scatter", "cp", "gradients of k, v", step.dtype, cp, layers, whole, "torchtitan-cp")
+        layers = layers + times
+        kv_bytes = kv_bytes + times * bytes_of(step.tokens * ceil_div(kv_heads, tp) * per_head, step.dtype)[:, None]
+        heads = ceil_div(attention.heads, tp)
+        qo_bytes = qo_bytes + times * bytes_of(step.tokens * heads * per_head, step.dtype)[:, None]
+    return layers, kv_bytes, qo_bytes
 
 
 def _experts(step: _Step) -> Iterator[Collective]:
     """Per MoE layer and micro-batch: dispatch and combine, forward and backward, balanced routing. [megatron-moe]"""
-    plans, ep = step.plans, step.plans.ep
+    plans = step.plans
     split = np.where(plans.sp == 1, plans.tp, 1)
+    layers = np.zeros_like(step.own.pp_stage)
+    size = np.zeros_like(layers)
     for index, block in enumerate(step.model.blocks):
-        if block.moe is None:
-            continue
-        visits = ceil_div(step.tokens, split) * block.moe.top_k
-        size = bytes_of(visits * step.model.hidden_size, step.dtype)[:, None]
-        calls = 2 * (2 + step.recompute) * step.blocks[:, :, index] * step.batches
-        yield collective("all_to_all", "ep", "routed tokens", step.dtype, ep, calls, size, "megatron-moe")
-        etp = plans.etp
-        gathered = size * etp[:, None]
-        pairs = (2 + step.recompute) * step.blocks[:, :, index] * step.batches
-        yield collective("all_gather", "etp", "routed tokens", step.dtype, etp, pairs, gathered, "megatron-moe")
-        yield collective("reduce_scatter", "etp", "routed tokens", step.dtype, etp, pairs, gathered, "megatron-moe")
+        if block.moe is not None:
+            visits = ceil_div(step.tokens, split) * block.moe.top_k
+            times = step.blocks[:, :, index] * step.batches
+            layers = layers + times
+            size = size + times * bytes_of(visits * step.model.hidden_size, step.dtype)[:, None]
+    if not layers.any():
+        return
+    passes = 2 + step.recompute
+    ep, etp = plans.ep, plans.etp
+    what, cite = "routed tokens", "megatron-moe"
+    yield summed("all_to_all", "ep", what, step.dtype, ep, 2 * passes * layers, 2 * passes * size, cite)
+    gathered = passes * size * etp[:, None]
+    yield summed("all_gather", "etp", what, step.dtype, etp, passes * layers, gathered, cite)
+    yield summed("reduce_scatter", "etp", what, step.dtype, etp, passes * layers, gathered, cite)
 
 
 def _pipeline(step: _Step) -> Iterator[Collective]:
@@ -189,5 +209,12 @@ def _shared_weights(step: _Step) -> Iterator[Collective]:
     ends = np.where(step.plans.pp > 1, 2, 1)
     count = np.maximum(step.first, step.last)
     yield collective(
-        "all_reduce", "embedding", "embedding gradient", grad, ends, count, bytes_of(elements, grad), "megatron-finalize"
+        "all_reduce",
+        "embedding",
+        "embedding gradient",
+        grad,
+        ends,
+        count,
+        bytes_of(elements, grad),
+        "megatron-finalize",
     )
