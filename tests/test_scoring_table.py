@@ -171,6 +171,7 @@ def test_units_that_do_not_are_refused(text: str) -> None:
     ("text", "said"),
     [
         ("fp16 mixed, Adam K=12", {"dtype": "fp16", "optimizer": "adamw", "k": Decimal(12)}),
+        ("`fp16` parameters, `fp16` gradients", {"weights": "fp16", "gradients": "fp16"}),
         ("BF16 param, FP32 grads", {"weights": "bf16", "gradients": "fp32"}),
         ("fp16 param fp32 gradients", {"weights": "fp16", "gradients": "fp32"}),
         ("grads fp32; params bf16", {"weights": "bf16", "gradients": "fp32"}),

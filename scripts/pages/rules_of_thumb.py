@@ -269,7 +269,7 @@ def copied_function() -> Claim:
         ),
         why=f"{gb(claimed)} GB is {per_param} bytes per parameter over {cards} cards: one for weights, one for "
         "gradients and one for the whole optimizer, which the function itself counts as eight. It has no master copy, "
-        "makes gradients one byte under FP8, and divides the weights under ZeRO-2 already, so that its ZeRO-2 and ZeRO-3 are "
-        'one number. The package has both conventions: `zero_mem(..., convention="published")` is the function as it '
-        "is copied.",
+        "makes gradients one byte under FP8, and divides the weights under ZeRO-2 already, so that its ZeRO-2 and "
+        "ZeRO-3 are one number. The package has both conventions: `zero_mem(..., convention='published')` is the "
+        "function as it is copied.",
     )

@@ -115,7 +115,7 @@ def read_precision(text: str) -> Dtypes:
     words = readings().precision
     kinds = {"dtype": words.dtype, "part": words.part, "optimizer": words.optimizer, "flag": words.flag}
     found: dict[str, str] = {}
-    for clause in re.split(r"[,;+/()]|\band\b|\bwith\b", text.lower()):
+    for clause in re.split(r"[,;+/()]|\band\b|\bwith\b", text.lower().replace("`", "")):
         for size in _BYTES.finditer(clause):
             _state(found, "k", size[1], text)
         _read_clause(list(_tokens(_BYTES.sub(" ", clause), kinds, text)), found, text)
