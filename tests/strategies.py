@@ -122,7 +122,7 @@ class Held:
         return max(self.bytes[category, instant] for instant in INSTANTS)
 
 
-def held(setting: Setting, pp_stage: int = 0, **columns: object) -> Held:
+def held(setting: Setting, pp_stage: int = 0, /, **columns: object) -> Held:
     """The states of one plan."""
     account = state_account(Inventory(setting), plan_of(**columns))
     row = int(account.index[0])

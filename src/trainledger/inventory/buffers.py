@@ -112,7 +112,7 @@ def _expand(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Buf
     stored = row.category == "weights" and row.select in ("trainable", "persistent")
     if stored:
         yield from _stored_weights(row, setting, dtype, selected, table)
-    elif row.dtype == "gathered" and dtype == "fp8":
+    elif row.dtype == "gathered" and dtype == "fp8" and row.select == "all":
         # an FP8 gather carries weight matrices in FP8 and the rest in bf16 [torchao: fsdp_utils.py]
         yield Buffer(row=row, what=row.what, dtype=dtype, mask=selected & table.linear)
         yield Buffer(row=row, what=f"{row.what}, 16-bit", dtype="bf16", mask=selected & ~table.linear)
