@@ -14,7 +14,6 @@ import numpy as np
 
 from trainledger.arrays import IntArray, ints
 from trainledger.dtypes import block_scaled_bytes, bytes_of
-from trainledger.errors import MissingFact
 from trainledger.inventory.tensors import DEEPSPEED_PERSISTENT_ELEMENTS, BoolArray, TensorTable
 from trainledger.plans.setting import Setting
 from trainledger.profiles.profile import StateRow
@@ -121,14 +120,12 @@ def _expand(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Buf
 
 
 def largest_module(setting: Setting, table: TensorTable) -> int:
-    """Parameters of the largest single layer, as DeepSpeed's estimator asks. [deepspeed: model_to_params]"""
-    if setting.largest_module_params:
+    """Parameters of the largest single layer, as DeepSpeed's estimator asks. [deepspeed: model_to_params]
+
+    0 where a parameter count says nothing of it: rule largest-layer-known refuses the plans that need it.
+    """
+    if setting.largest_module_params or setting.model.params_only:
         return setting.largest_module_params
-    if setting.model.params_only:
-        raise MissingFact(
-            f"{setting.model.name} is a parameter count without shapes, so its largest layer is unknown and "
-            f"{setting.profile.name} at ZeRO-3 cannot be told; give a config.json, or another --engine"
-        )
     layers: dict[str, int] = {}
     for name, rows, rest in zip(table.names, table.rows, table.rest, strict=True):
         layer = name.rsplit(".", 1)[0]

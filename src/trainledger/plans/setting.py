@@ -87,12 +87,13 @@ def make_setting(
     largest_module_params: int = 0,
 ) -> Setting:
     """Look up the engine and the optimizer; raises UnknownName for either."""
+    profile = load_profile(scenario.engine, scenario.framework_version)
     return Setting(
         model=model,
         workload=workload.checked(),
         scenario=scenario,
-        profile=load_profile(scenario.engine, scenario.framework_version),
-        optimizer=load_optimizer(scenario.optimizer),
+        profile=profile,
+        optimizer=load_optimizer(profile.optimizer_alias.get(scenario.optimizer, scenario.optimizer)),
         accelerator=accelerator,
         cluster=cluster,
         largest_module_params=largest_module_params,

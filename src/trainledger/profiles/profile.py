@@ -119,10 +119,14 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keeping something in host memory: possible from zero_stage `zero`; moves whole categories where no row says."""
+    """Keeping something in host memory: possible from zero_stage `zero`; moves whole categories where no row says.
+
+    needs   what must be offloaded too
+    """
 
     zero: int
     moves: tuple[Category, ...] = ()
+    needs: str = ""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -139,6 +143,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     offload             what may live in host memory, and from which zero_stage
     lora                adapters are accounted for
     shards_quantised    4-bit frozen weights are divided like others
+    optimizer_alias     the entry of optimizers.toml that a name stands for in this engine
     optimizer_master    dtype of the master copy under optimizers that keep it in fewer bits
     whole_blocks        block-quantised optimizer state needs whole blocks, and each 8-bit tensor has a table [torchao]
     """
@@ -165,6 +170,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lora: bool = True
     shards_quantised: bool = True
     optimizer_master: dict[str, str] = {}
+    optimizer_alias: dict[str, str] = {}
     whole_blocks: bool = False
     notes: tuple[str, ...] = ()
 

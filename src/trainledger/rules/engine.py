@@ -98,6 +98,11 @@ def _offload_zero(setting: Setting, plans: Plans) -> Mask:
     return plans.zero_stage < needs
 
 
+def _offload_needs(setting: Setting, plans: Plans) -> Mask:
+    places, chosen = setting.profile.offload, setting.scenario.offload
+    return _everywhere(plans, any(places[p].needs and places[p].needs not in chosen for p in chosen if p in places))
+
+
 def _offload_zero_sentence(setting: Setting, row: dict[str, int]) -> str:
     places = setting.profile.offload
     needs = ", ".join(f"{place} from stage {places[place].zero}" for place in setting.scenario.offload if place in places)
@@ -220,6 +225,17 @@ RULES: tuple[Rule, ...] = (
         source="DeepSpeed runtime/zero/config.py at edaa722; PyTorch CPUOffloadPolicy is FSDP2's",
         broken=_offload_zero,
         sentence=_offload_zero_sentence,
+    ),
+    Rule(
+        id="offload-needs-both",
+        severity="refuse",
+        scope="engine",
+        source="DeepSpeed runtime/zero/stage3.py at edaa722: the estimator looks at parameters only beside the optimizer",
+        broken=_offload_needs,
+        sentence=lambda setting, row: (
+            f"--offload {','.join(setting.scenario.offload)}: {setting.profile.framework} offloads parameters only "
+            "together with the optimizer; use --offload optimizer,parameters"
+        ),
     ),
     Rule(
         id="engine-lora",

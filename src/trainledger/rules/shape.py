@@ -128,6 +128,17 @@ def _needs_shapes(setting: Setting, plans: Plans) -> Mask:
     return (plans.tp > 1) | (plans.pp > 1) | (plans.cp > 1) | (plans.ep > 1)
 
 
+def _matrix_optimizer(setting: Setting, plans: Plans) -> Mask:
+    by_shape = any(m.layout != "full" or m.select != "all" for m in setting.optimizer.moments)
+    return np.full(len(plans), setting.model.params_only and by_shape)
+
+
+def _largest_layer(setting: Setting, plans: Plans) -> Mask:
+    stages = [stage for row in setting.profile.state if row.select == "largest_module" for stage in row.zero]
+    unknown = setting.model.params_only and not setting.largest_module_params
+    return np.isin(plans.zero_stage, stages) & unknown
+
+
 def _say(text: str) -> Callable[[Setting, dict[str, int]], str]:
     return lambda setting, row: text.format(model=setting.model.name, **row)
 
@@ -142,6 +153,28 @@ RULES: tuple[Rule, ...] = (
         sentence=_say(
             "{model} is a parameter count without shapes, so tp={tp}, pp={pp}, cp={cp}, ep={ep} cannot be told apart; "
             "give a config.json, or leave those degrees at 1"
+        ),
+    ),
+    Rule(
+        id="optimizer-needs-shapes",
+        severity="refuse",
+        scope="model",
+        source="Adafactor, Muon and block-quantised moments depend on each tensor's shape",
+        broken=_matrix_optimizer,
+        sentence=lambda setting, row: (
+            f"--optimizer {setting.scenario.optimizer} keeps state by tensor shape and {setting.model.name} is a "
+            "parameter count; give a config.json, or use adamw"
+        ),
+    ),
+    Rule(
+        id="largest-layer-known",
+        severity="refuse",
+        scope="model",
+        source="DeepSpeed estimate_zero3_model_states_mem_needs asks for the largest layer",
+        broken=_largest_layer,
+        sentence=lambda setting, row: (
+            f"{setting.profile.name} at --zero {row['zero_stage']} needs the largest layer and {setting.model.name} is "
+            "a parameter count; give a config.json, or another --engine"
         ),
     ),
     Rule(
