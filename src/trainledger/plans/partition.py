@@ -55,6 +55,48 @@ def bucket_padded(aligned_total: IntArray, over: IntArray) -> IntArray:
     return round_up(aligned_total, np.lcm(over, MEGATRON_BUCKET_ALIGN))
 
 
+def of_rank(total: IntArray, chunk: IntArray, rank: IntArray) -> IntArray:
+    """Elements that rank number `rank` really holds of `total` cut into chunks, padding not counted.
+
+    With rows and ceil(rows / ranks) this is torch.chunk; with the elements of a flat buffer and one rank's share, the
+    last ranks hold the padding.
+
+    >>> of_rank(np.array(10), np.array(3), np.arange(5)).tolist()
+    [3, 3, 3, 1, 0]
+    """
+    return np.clip(total - rank * chunk, 0, chunk)
+
+
+def dim0_of_rank(rows: IntArray, rest: IntArray, over: IntArray, rank: IntArray) -> IntArray:
+    """Elements of a tensor chunked along dimension 0 that belong to one rank. [fsdp2]"""
+    return of_rank(rows, ceil_div(rows, over), rank) * rest
+
+
+def per_tensor_of_rank(numel: IntArray, over: IntArray, rank: IntArray) -> IntArray:
+    """Elements of a flattened tensor that belong to one rank. [deepspeed: ZeRO-3]"""
+    return of_rank(numel, per_tensor(numel, over), rank)
+
+
+def flat_of_rank(total: IntArray, over: IntArray, rank: IntArray, align: int = 2) -> IntArray:
+    """Elements of one flat buffer that belong to one rank. [deepspeed: ZeRO-1/2]"""
+    return of_rank(total, flat(total, over, align), rank)
+
+
+def bucket_of_rank(sizes: Sequence[int], over: int, rank: int, *, bucket_size: int | None = None) -> int:
+    """Elements of parameters, gaps and padding not counted, in one rank's share of every bucket. [megatron]
+
+    >>> [bucket_of_rank([1000, 65, 7, 100000], 8, rank) for rank in (0, 7)]
+    [12656, 12480]
+    """
+    starts, ranges, _ = megatron_places(sizes, over, bucket_size=bucket_size)
+    held = 0
+    for start, end in ranges:
+        share = (end - start) // over
+        low, high = start + rank * share, start + (rank + 1) * share
+        held += sum(max(0, min(at + size, high) - max(at, low)) for at, size in zip(starts, sizes, strict=True))
+    return held
+
+
 def chunk_factor(rest: IntArray, numel: IntArray) -> IntArray:
     """[plans]: elements that one bucket of Megatron-FSDP is cut into, for the tensors [plans, T] that share it.
 
@@ -90,9 +132,23 @@ def megatron_layout(
     >>> megatron_layout([1000, 65, 7, 100000], 8, bucket_size=2000)
     ([(0, 100096), (100096, 101376)], [100000, 1192])
     """
+    _, ranges, unpadded = megatron_places(sizes, over, bucket_size=bucket_size, shared=shared, high_busbw=high_busbw)
+    return ranges, unpadded
+
+
+def megatron_places(
+    sizes: Sequence[int],
+    over: int,
+    *,
+    bucket_size: int | None = None,
+    shared: Sequence[int] = (),
+    high_busbw: bool = False,
+) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+    """Where each parameter begins, in registration order, and what `megatron_layout` says."""
     end_align = lcm(over, MEGATRON_BUCKET_ALIGN)
     if high_busbw:
         end_align = lcm(end_align, MEGATRON_BUSBW_ALIGN)
+    starts = [0] * len(sizes)
     ranges: list[tuple[int, int]] = []
     unpadded: list[int] = []
     start = cursor = 0
@@ -109,12 +165,13 @@ def megatron_layout(
         cursor = -(-cursor // MEGATRON_PARAM_ALIGN) * MEGATRON_PARAM_ALIGN
         if alone and cursor > start:
             close()
+        starts[index] = cursor
         cursor += sizes[index]
         if alone or (bucket_size is not None and cursor - start >= bucket_size):
             close()
     if cursor > start:
         close()
-    return ranges, unpadded
+    return starts, ranges, unpadded
 
 
 def ddp_bucket_count(sizes_bytes: Sequence[int], cap_bytes: int = 25 << 20, first_bytes: int = 1 << 20) -> int:
