@@ -1,0 +1,124 @@
+"""`trainledger`: the one place that prints, exits, and catches what nobody else did.
+
+Exit codes: 0 fits or passes; 1 error; 2 usage; 3 does not fit, or no feasible plan; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from trainledger.cli.verbs import VERBS, Verb
+
+INTERRUPTED = 130
+HELP = ("--help", "-h")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit code."""
+    # numpy's OpenBLAS starts a thread per core while it loads; nothing here multiplies matrices of floats.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+    try:
+        return _guarded(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _close_stdout()
+        return 0
+
+
+def _guarded(tokens: list[str]) -> int:
+    from trainledger.errors import TrainledgerError
+
+    try:
+        return _dispatch(tokens)
+    except TrainledgerError as error:
+        return _complain(str(error), error.exit_code)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _complain(f"{error}; check the path, its permissions and the space on the disk", 1)
+    except MemoryError:
+        return _complain("this machine has too little memory for that; ask for less at once, such as fewer GPUs", 1)
+    except Exception as error:  # noqa: BLE001 - the outermost command: a person gets a sentence, whatever broke
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return _complain(f"internal error: {reason}; please report it with the command that you ran", 1)
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)  # noqa: T201 - the command line talks to people
+    return code
+
+
+def _dispatch(tokens: list[str]) -> int:
+    for token in tokens:
+        if any("\ud800" <= char <= "\udfff" for char in token):
+            return _complain(f"{token!r} is not UTF-8; write the argument in UTF-8", 2)
+    if tokens == ["--version"]:
+        import trainledger
+
+        sys.stdout.write(f"{trainledger.__version__}\n")
+        return 0
+    verb = _verb(tokens)
+    if not tokens or any(token in HELP for token in tokens):
+        return _help(verb)
+    return _run(verb, tokens)
+
+
+def _verb(tokens: list[str]) -> Verb | None:
+    return next((verb for verb in VERBS if tokens and verb.name == tokens[0]), None)
+
+
+def _help(verb: Verb | None) -> int:
+    from trainledger.cli.help import of_verb, overview
+    from trainledger.cli.show import write
+
+    write(overview() if verb is None else of_verb(verb))
+    return 0
+
+
+def _run(verb: Verb | None, tokens: list[str]) -> int:
+    """Parse the flags of one verb and run it; cyclopts knows the others by name, to say which was nearly meant."""
+    from cyclopts import App, CycloptsError
+
+    from trainledger.cli.command import command
+    from trainledger.errors import UsageError
+
+    app = App(name="trainledger", help_flags=(), version_flags=(), result_action="return_value")
+    for known in VERBS:
+        if known is verb:
+            app.command(command(known.service.Request, _act(known)), name=known.name)
+        else:
+            app.command(App(name=known.name, help_flags=(), version_flags=()))
+    try:
+        return int(app(tokens, exit_on_error=False, print_error=False))
+    except CycloptsError as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"{text} See `trainledger {f'{verb.name} ' if verb else ''}--help`.") from None
+
+
+def _act(verb: Verb) -> Callable[[object, bool], int]:
+    def act(request: object, as_json: bool) -> int:
+        from trainledger.cli.show import show
+
+        response = verb.service.run(request)
+        show(response, verb.report, as_json=as_json)
+        return response.exit_code
+
+    return act
+
+
+def _close_stdout() -> None:
+    """Whoever read us is gone: let the interpreter's last flush go nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""The verbs of the command line: each a service and a report of the same name."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import NamedTuple
+
+
+class Verb(NamedTuple):
+    """A verb and what it answers, for the help; its modules are imported when it is used."""
+
+    name: str
+    summary: str
+
+    @property
+    def service(self) -> ModuleType:
+        """The module with Request, Response and run."""
+        return importlib.import_module(f"trainledger.service.{self.name}")
+
+    @property
+    def report(self) -> ModuleType:
+        """The module with `document`."""
+        return importlib.import_module(f"trainledger.report.{self.name}")
+
+
+VERBS: tuple[Verb, ...] = (
+    Verb(name="model", summary="The model as read: family, total and active parameters, shapes."),
+    Verb(name="states", summary="The training states under ZeRO-0..3 side by side, per GPU, with fit and traffic."),
+    Verb(name="ledger", summary="One plan in full: every line it holds and moves; --explain one, --sweep a number."),
+    Verb(name="plan", summary="Search: the best plans for a number of GPUs, and why the others are not among them."),
+    Verb(name="diff", summary="Two plans: the lines that moved."),
+    Verb(name="predict", summary="A prediction for each row of a table, from its inputs alone."),
+    Verb(name="score", summary="The same, graded against what was measured or printed."),
+    Verb(name="list", summary="Models, clusters, accelerators, engines, optimizers, precisions, rules."),
+)

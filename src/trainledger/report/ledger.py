@@ -1,0 +1,196 @@
+"""`ledger` as text: the plan, one of its lines, or a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainledger.report.document import BLANK, Column, Document, Style, Table, Text, left, table
+from trainledger.report.words import (
+    Answer,
+    assumed,
+    card,
+    degrees,
+    engine,
+    gpus,
+    held,
+    notes,
+    part_of,
+    percent,
+    whole,
+    yes,
+)
+from trainledger.units import format_bytes, format_gb
+
+LARGEST = 6
+AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "dp_replicate", "mbs", "num_microbatches")
+
+
+def document(answer: Answer) -> Document:
+    """Whichever of the three was asked for."""
+    if "line" in answer:
+        return _explanation(answer)
+    return _sweep(answer) if "sweep" in answer else _ledger(answer)
+
+
+def _ledger(answer: Answer) -> Document:
+    plan = answer["plan"]
+    axes = [name for name in AXES if name != "etp" or plan["etp"] != plan["tp"]]
+    sure = ", ".join(f"{basis} {format_bytes(amount)}" for basis, amount in answer["memory"]["by_basis"].items())
+    split = degrees(plan, axes)
+    chosen = f"{plan['precision']}, {plan['optimizer']}, seq {plan['seq']}, recompute {plan['recompute']}"
+    return [
+        *_verdict(answer),
+        Text(f"{answer['model']} on {gpus(plan['gpus'])}, {engine(answer['profile'])}", "answer"),
+        Text(f"plan: zero_stage {plan['zero_stage']}, {f'{split}, ' if split else ''}{chosen}"),
+        *assumed(answer),
+        BLANK,
+        _memory(answer),
+        Text(f"how sure: {sure}", "dim"),
+        BLANK,
+        *_traffic(answer),
+        Text(f"largest of {len(answer['lines'])} lines (--json has all, --explain LINE tells one)", "heading"),
+        _largest(answer),
+        *notes(answer),
+    ]
+
+
+def _verdict(answer: Answer) -> Document:
+    memory = answer["memory"]
+    total = memory["meters"]["allocated"]["estimate"]
+    where = f"pp_stage {memory['pp_stage']}, {moment(memory['instant'])}"
+    if memory["fits"] is None:
+        return [Text(f"holds {format_bytes(total)} per GPU: {where}", "answer")]
+    if memory["fits"]:
+        return [Text(f"fits: {part_of(total, memory['usable_bytes'])} on {answer['accelerator']}, {where}", "good")]
+    over = format_bytes(total - memory["usable_bytes"])
+    return [Text(f"does not fit: {format_bytes(total)} is {over} over {card(answer)}, {where}", "bad")]
+
+
+def moment(instant: str) -> str:
+    """An instant in words.
+
+    >>> moment("loss"), moment("backward")
+    ('at the loss', 'at the end of the backward')
+    """
+    words = {
+        "rest": "between steps",
+        "loss": "at the loss",
+        "backward": "at the end of the backward",
+        "step": "in the step",
+    }
+    return words[instant]
+
+
+def _memory(answer: Answer) -> Table:
+    memory = answer["memory"]
+    total = memory["meters"]["allocated"]["estimate"]
+    rows = [
+        [name, format_bytes(amount), percent(amount / total) if total else "-"]
+        for name, amount in memory["by_category"].items()
+        if amount
+    ]
+    rows.append([f"all that is alive {moment(memory['instant'])}", format_bytes(total), ""])
+    if memory["host_bytes"]:
+        rows.append(["host memory, beside it", format_bytes(memory["host_bytes"]), ""])
+    return table([left("held per GPU"), Column("at most"), Column("of peak")], rows)
+
+
+def _traffic(answer: Answer) -> Document:
+    if not answer["traffic"]:
+        return [Text("sends nothing: one rank"), BLANK]
+    columns = [
+        left("sent per step"),
+        left("group"),
+        left("what"),
+        left("dtype"),
+        Column("ranks"),
+        Column("calls"),
+        Column("in"),
+        Column("out"),
+        Column("wire"),
+    ]
+    rows = [
+        [
+            call["collective"],
+            call["group"],
+            call["what"],
+            call["dtype"],
+            str(call["ranks"]),
+            whole(call["count"]),
+            format_gb(call["in_bytes"]),
+            format_gb(call["out_bytes"]),
+            format_gb(call["wire_bytes"]),
+        ]
+        for call in answer["traffic"]
+    ]
+    rows.append(["all", "", "", "", "", "", "", "", format_gb(answer["wire_bytes"])])
+    return [table(columns, rows), BLANK]
+
+
+def _largest(answer: Answer) -> Table:
+    lines = sorted(answer["lines"], key=lambda line: -line["amount"])[:LARGEST]
+    return table([left("line"), Column("bytes"), left("basis")], [[*_amount(line), line["basis"]] for line in lines])
+
+
+def _amount(line: Answer) -> tuple[str, str]:
+    show = format_gb if line["id"].startswith("moved/") else format_bytes
+    return line["id"], show(line["amount"])
+
+
+def _explanation(answer: Answer) -> Document:
+    line = answer["line"]
+    texts: Mapping[str, str] = {entry["key"]: entry["text"] for entry in answer["references"]}
+    cites = [f"{key}: {texts[key]}" if texts[key] else key for key in line["cites"]]
+    return [
+        Text(line["id"], "answer"),
+        Text(f"amount    {whole(line['amount'])} {line['unit']} ({_amount(line)[1]})"),
+        Text(f"basis     {line['basis']}"),
+        Text(f"pp_stage  {line['pp_stage']}"),
+        Text(f"formula   {line['formula']}"),
+        *(Text(f"source    {cite}") for cite in cites or ["none"]),
+    ]
+
+
+def _sweep(answer: Answer) -> Document:
+    columns = [
+        Column(answer["sweep"]),
+        Column("GPUs"),
+        Column("dp"),
+        Column("total"),
+        Column("states"),
+        Column("activations"),
+        Column("sent/step"),
+        Column("pp_stage"),
+        Column("fits"),
+    ]
+    name, rows, styles = answer["sweep"], answer["rows"], []
+    cells: list[list[str]] = []
+    for row in rows:
+        refused = row["total_bytes"] is None
+        style: Style = "dim" if refused else "" if row["fits"] is None else "good" if row["fits"] else "bad"
+        styles.append(style)
+        cells.append(
+            [
+                str(row["value"]),
+                "" if name == "gpus" else _count(row["gpus"]),
+                "" if name == "dp" else _count(row["dp"]),
+                held(row["total_bytes"]),
+                held(row["states_bytes"]),
+                held(row["activations_bytes"]),
+                "-" if refused else format_gb(row["wire_bytes"]),
+                _count(row["pp_stage"]),
+                yes(row["fits"]),
+            ]
+        )
+    at = f" on {card(answer)}" if answer["usable_bytes"] is not None else ""
+    return [
+        Text(f"{answer['model']}{at}, {engine(answer['profile'])}: bytes per GPU by {name}", "answer"),
+        *assumed(answer),
+        BLANK,
+        table(columns, cells, styles),
+        *(Text(f"{name} {row['value']} is refused: {row['refused']}", "warn") for row in rows if "refused" in row),
+    ]
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)

@@ -1,0 +1,117 @@
+"""`plan` as text."""
+
+from __future__ import annotations
+
+from trainledger.report.document import BLANK, Column, Document, Table, Text, left, table
+from trainledger.report.words import Answer, assumed, card, engine, gpus, notes, whole
+from trainledger.units import format_bytes, format_gb
+
+DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp")
+PARETO_SHOWN = 5
+
+
+def document(answer: Answer) -> Document:
+    """The best plan first, then the others, then why the rest is not there."""
+    return [
+        *_verdict(answer),
+        Text(
+            f"{answer['model']} on {gpus(answer['gpus'])}, {engine(answer['profile'])}, {answer['precision']}, "
+            f"{answer['optimizer']}, seq {answer['seq']}, gbs {answer['gbs']}"
+        ),
+        *_fixed(answer),
+        *assumed(answer),
+        BLANK,
+        *_best(answer),
+        *_rejected(answer),
+        *_pareto(answer),
+        *notes(answer),
+    ]
+
+
+def _verdict(answer: Answer) -> Document:
+    tried, fitting = whole(answer["evaluated"]), answer["accepted"]
+    if fitting:
+        free = format_bytes(answer["plans"][0]["headroom_bytes"])
+        return [Text(f"{whole(fitting)} of {tried} plans fit {card(answer)}: the leanest leaves {free} free", "good")]
+    found: Document = [Text(f"none of {tried} plans fits {card(answer)}", "bad")]
+    change = answer["smallest_change"]
+    if change is None:
+        return [*found, Text("no single change that was tried makes one fit", "bad")]
+    text = f"smallest change that fits: {change['knob']} from {change['before']} to {change['after']}"
+    return [*found, Text(f"{text}, then {format_bytes(change['total_bytes'])}", "answer")]
+
+
+def _fixed(answer: Answer) -> Document:
+    fixed = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in answer["fixed"].items())
+    return [Text(f"fixed: {fixed}")] if fixed else []
+
+
+def _best(answer: Answer) -> Document:
+    if not answer["plans"]:
+        return []
+    title = f"most memory left, {len(answer['plans'])} of {whole(answer['accepted'])}"
+    return [Text(title, "heading"), _table(answer["plans"]), BLANK]
+
+
+def _table(candidates: list[Answer]) -> Table:
+    """One plan a row; a degree that is 1 in all of them is not shown."""
+    shown = [name for name in DEGREES if any(one["plan"][name] > 1 for one in candidates)]
+    columns = [
+        *(Column(name) for name in shown),
+        Column("dp"),
+        Column("zero"),
+        Column("mbs"),
+        Column("micro-batches"),
+        left("recompute"),
+        Column("memory"),
+        Column("states"),
+        Column("activations"),
+        Column("free"),
+        Column("sent/step"),
+    ]
+    rows = [
+        [
+            *(str(one["plan"][name]) for name in shown),
+            _dp(one["plan"]),
+            str(one["plan"]["zero_stage"]),
+            str(one["plan"]["mbs"]),
+            str(one["plan"]["num_microbatches"]),
+            one["recompute"],
+            format_bytes(one["total_bytes"]),
+            format_bytes(one["states_bytes"]),
+            format_bytes(one["activations_bytes"]),
+            format_bytes(one["headroom_bytes"]),
+            format_gb(one["wire_bytes"]),
+        ]
+        for one in candidates
+    ]
+    return table(columns, rows)
+
+
+def _dp(plan: Answer) -> str:
+    """The data-parallel degree, as replicas x shards where there are replicas."""
+    replicate, shard = plan["dp_replicate"], plan["dp_shard"]
+    return str(shard) if replicate == 1 else f"{replicate}x{shard}"
+
+
+def _rejected(answer: Answer) -> Document:
+    if not answer["rejected"]:
+        return []
+    rows = [[whole(count), rule] for rule, count in answer["rejected"].items()]
+    return [Text("rejected", "heading"), table([Column("plans"), left("rule")], rows), BLANK]
+
+
+def _pareto(answer: Answer) -> Document:
+    front = answer["pareto"]
+    if not front:
+        return []
+    title = f"neither leaner nor quieter exists: {min(len(front), PARETO_SHOWN)} of {len(front)}"
+    return [Text(title, "heading"), _table(_spread(front)), BLANK]
+
+
+def _spread(front: list[Answer]) -> list[Answer]:
+    """A few of the front, both ends and evenly between."""
+    if len(front) <= PARETO_SHOWN:
+        return front
+    last = len(front) - 1
+    return [front[round(step * last / (PARETO_SHOWN - 1))] for step in range(PARETO_SHOWN)]

@@ -1,0 +1,94 @@
+"""Phrases that several reports share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainledger.report.document import Document, Text
+from trainledger.units import format_bytes
+
+Answer = Mapping[str, Any]
+
+HIDDEN_NOTES = ("model-as-read",)
+"""Said by `model`, and repeated nowhere but in the JSON."""
+
+
+def held(amount: int | None) -> str:
+    """Memory in powers of 1024, "-" where it is not known."""
+    return "-" if amount is None else format_bytes(amount)
+
+
+def part_of(amount: int, whole_bytes: int) -> str:
+    """How much of it, the unit once where it is the same.
+
+    >>> part_of(62 << 30, 80 << 30), part_of(512 << 20, 80 << 30)
+    ('62.0 of 80.0 GiB', '512 MiB of 80.0 GiB')
+    """
+    size, unit = format_bytes(amount).split(" ")
+    total = format_bytes(whole_bytes)
+    return f"{size if total.endswith(f' {unit}') else f'{size} {unit}'} of {total}"
+
+
+def percent(share: float | None) -> str:
+    """A share to three digits.
+
+    >>> percent(0.015625), percent(1.0), percent(None)
+    ('1.56 %', '100 %', '-')
+    """
+    return "-" if share is None else f"{share * 100:.3g} %"
+
+
+def yes(fits: bool | None) -> str:
+    """A verdict in a table; empty where nobody asked."""
+    return "" if fits is None else "yes" if fits else "no"
+
+
+def gpus(count: int) -> str:
+    """A number of GPUs.
+
+    >>> gpus(1), gpus(64)
+    ('1 GPU', '64 GPUs')
+    """
+    return f"{count} GPU{'s' if count != 1 else ''}"
+
+
+def whole(count: int) -> str:
+    """A large count with its thousands apart."""
+    return f"{count:,}"
+
+
+def card(answer: Answer) -> str:
+    """The card and its usable memory."""
+    return f"{answer['accelerator']} ({format_bytes(answer['usable_bytes'])} usable)"
+
+
+def engine(profile: Answer) -> str:
+    """Whose accounting: the profile's name and the release that was read."""
+    release = "" if profile["framework_version"] == "any" else f" {profile['framework_version']}"
+    return f"engine {profile['engine']} ({profile['framework']}{release})"
+
+
+def degrees(plan: Answer, names: Sequence[str]) -> str:
+    """The degrees that are not 1, in order.
+
+    >>> degrees({"tp": 8, "pp": 1, "dp": 4}, ["tp", "pp", "dp"])
+    'tp 8, dp 4'
+    """
+    return ", ".join(f"{name.replace('_', '-')} {plan[name]}" for name in names if plan[name] not in (1, None))
+
+
+def assumed(answer: Answer) -> Document:
+    """The defaults that were applied."""
+    chosen = ", ".join(f"{name} {value}" for name, value in answer["assumed"].items())
+    return [Text(f"assumed: {chosen}", "dim")] if chosen else []
+
+
+def notes(answer: Answer) -> Document:
+    """What a reader should know, warnings first."""
+    order = {"warn": 0, "advise": 1, "note": 2}
+    shown = sorted((n for n in answer["notes"] if n["rule"] not in HIDDEN_NOTES), key=lambda n: order[n["severity"]])
+    return [
+        Text(f"{note['severity']}: [{note['rule']}] {note['message']}", "warn" if note["severity"] == "warn" else "dim")
+        for note in shown
+    ]

@@ -1,0 +1,265 @@
+"""From a request to what the accounts take: a Setting, the columns of its plan, and what was assumed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from trainledger.errors import UsageError
+from trainledger.facts.workload import DEFAULT_SEQ, LORA_DEFAULT_TARGETS, Workload
+from trainledger.plans.plan import Plans, Scenario, data_parallel_degree, make_plans
+from trainledger.plans.setting import Setting, make_setting
+from trainledger.rules import RULES, findings
+from trainledger.service.limits import check_countable, check_degrees, check_workload
+from trainledger.service.models import find_model
+from trainledger.service.plan_file import overlay
+from trainledger.service.requests import RunRequest
+
+if TYPE_CHECKING:
+    from trainledger.facts.cluster import Accelerator, Cluster
+    from trainledger.facts.model import Model
+
+DEFAULT_ENGINE = "paper"
+_SCENARIO = (
+    "engine",
+    "framework_version",
+    "precision",
+    "grad_dtype",
+    "optimizer",
+    "recompute",
+    "schedule",
+    "attention",
+    "cp_comm",
+    "offload",
+    "pp_layout",
+)
+_SHOWN = {
+    "engine": DEFAULT_ENGINE,
+    "precision": "bf16",
+    "optimizer": "adamw",
+    "seq": DEFAULT_SEQ,
+    "mbs": 1,
+    "recompute": "full",
+}
+"""Defaults that are printed with every answer that used them."""
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reader should know: a rule that warns or advises, or how the model or the engine was read."""
+
+    rule: str
+    severity: str
+    message: str
+
+
+class Degrees(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan's integers and words, as the answers repeat them."""
+
+    gpus: int
+    tp: int
+    sp: bool
+    pp: int
+    vpp: int
+    cp: int
+    ep: int
+    etp: int
+    dp: int
+    dp_replicate: int
+    dp_shard: int
+    mbs: int
+    num_microbatches: int
+    seq: int
+    gbs: int | None
+    recompute: str
+    schedule: str
+    precision: str
+    grad_dtype: str
+    optimizer: str
+    offload: tuple[str, ...]
+    attention: str
+    engine: str
+    framework_version: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A resolved request.
+
+    columns   every column of Plans but zero_stage
+    assumed   defaults that were applied, by flag
+    changed   KEY=VALUE pairs that --set changed in the model's config
+    """
+
+    setting: Setting
+    columns: dict[str, int]
+    gpus: int
+    assumed: dict[str, str | int]
+    changed: tuple[str, ...] = ()
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """Memory of the card that "fits" is judged against; None without a card."""
+        return self.setting.accelerator.usable_bytes if self.setting.accelerator is not None else None
+
+    def plans(self, zero_stages: Sequence[int]) -> Plans:
+        """One row per zero_stage."""
+        return make_plans({**self.columns, "zero_stage": list(zero_stages)})
+
+    def degrees(self) -> Degrees:
+        """What the answer repeats of the plan."""
+        scenario, workload, columns = self.setting.scenario, self.setting.workload, self.columns
+        given = {name: columns[name] for name in columns if name != "sp"}
+        return Degrees(
+            gpus=self.gpus,
+            sp=columns["sp"] == 1,
+            dp=columns["dp_replicate"] * columns["dp_shard"],
+            seq=workload.seq,
+            gbs=workload.gbs,
+            recompute=scenario.recompute,
+            schedule=scenario.schedule,
+            precision=scenario.precision,
+            grad_dtype=self.setting.dtype("grad"),
+            optimizer=scenario.optimizer,
+            offload=scenario.offload,
+            attention=scenario.attention,
+            engine=scenario.engine,
+            framework_version=self.setting.profile.framework_version,
+            **given,
+        )
+
+
+def resolve(request: RunRequest, *, model: Model | None = None) -> Run:
+    """Look everything up, derive the data-parallel degrees, and apply the defaults.
+
+    `model` spares finding it again when many requests differ in a number. Rules are not asked yet.
+    """
+    request = overlay(request)
+    model = model if model is not None else find_model(request)
+    accelerator, cluster = place(request)
+    workload = _workload(request)
+    setting = make_setting(model, workload, _scenario(request), accelerator=accelerator, cluster=cluster)
+    columns, gpus = _columns(request, setting)
+    check_countable(model, workload, setting.scenario, columns)
+    assumed: dict[str, str | int] = {name: v for name, v in _SHOWN.items() if getattr(request, name) is None}
+    if request.gpus is None:
+        assumed = {"gpus": gpus, **assumed}
+    if request.sp is None and columns["sp"]:
+        assumed["sp"] = "on"
+    return Run(setting=setting, columns=columns, gpus=gpus, assumed=assumed, changed=request.set or ())
+
+
+def place(request: RunRequest) -> tuple[Accelerator | None, Cluster | None]:
+    """The card and the cluster that a request names."""
+    if request.cluster is None and request.gpu is None:
+        return None, None
+    from trainledger.facts.cluster import find_accelerator, find_cluster
+
+    cluster = find_cluster(request.cluster) if request.cluster is not None else None
+    card = find_accelerator(request.gpu) if request.gpu is not None else None
+    if cluster is None:
+        return card, None
+    if card is not None and card.name != cluster.accelerator.name:
+        raise UsageError(
+            f"--gpu {request.gpu} is {card.name} and --cluster {request.cluster} has {cluster.accelerator.name}; "
+            "leave one of them out"
+        )
+    return cluster.accelerator, cluster
+
+
+def _workload(request: RunRequest) -> Workload:
+    workload = Workload(
+        seq=request.seq if request.seq is not None else DEFAULT_SEQ,
+        gbs=request.gbs,
+        lora_rank=request.lora_rank or 0,
+        lora_targets=request.lora_targets if request.lora_targets is not None else LORA_DEFAULT_TARGETS,
+        qlora=request.qlora or False,
+        frozen_copy=request.frozen_copy or 0,
+        ema=request.ema or False,
+        mtp=request.mtp or False,
+    ).checked()
+    check_workload(workload)
+    if request.lora_targets is not None and not workload.lora_rank:
+        raise UsageError("--lora-targets without --lora-rank adapts nothing: add --lora-rank, such as 16")
+    return workload
+
+
+def _scenario(request: RunRequest) -> Scenario:
+    given = {name: getattr(request, name) for name in _SCENARIO}
+    return Scenario(**{name: value for name, value in given.items() if value is not None})
+
+
+def _columns(request: RunRequest, setting: Setting) -> tuple[dict[str, int], int]:
+    """The columns of the plan and the GPUs they need; dp is what the other degrees leave."""
+    axes = ("tp", "pp", "vpp", "cp", "ep", "mbs")
+    columns = {name: getattr(request, name) if getattr(request, name) is not None else 1 for name in axes}
+    check_degrees(
+        {
+            **columns,
+            "etp": request.etp,
+            "gpus": request.gpus,
+            "dp": request.dp,
+            "dp_replicate": request.dp_replicate,
+            "dp_shard": request.dp_shard,
+        }
+    )
+    model_parallel = columns["tp"] * columns["pp"] * columns["cp"]
+    gpus = request.gpus if request.gpus is not None else model_parallel * _dp_asked(request)
+    check_degrees({"gpus": gpus})
+    dp = data_parallel_degree(gpus, columns["tp"], columns["pp"], columns["cp"])
+    replicate, shard = _dp_split(request, dp, f"gpus / (tp x pp x cp) = {gpus} / {model_parallel} = {dp}")
+    sp = request.sp if request.sp is not None else columns["tp"] > 1
+    columns["sp"] = int(sp)
+    columns["etp"] = request.etp or (columns["tp"] if setting.profile.etp_default == "tp" else 1)
+    columns["dp_replicate"], columns["dp_shard"] = replicate, shard
+    columns["num_microbatches"] = microbatches(setting.workload.gbs, columns["mbs"] * dp)
+    return columns, gpus
+
+
+def microbatches(gbs: int | None, share: int) -> int:
+    """Micro-batches per rank and step; what does not divide is left to the rule that refuses it."""
+    batches = max(gbs // share, 1) if gbs is not None else 1
+    check_degrees({"gbs / (mbs x dp)": batches})
+    return batches
+
+
+def _dp_asked(request: RunRequest) -> int:
+    if request.dp is not None:
+        return request.dp
+    return (request.dp_replicate or 1) * (request.dp_shard or 1)
+
+
+def _dp_split(request: RunRequest, dp: int, derived: str) -> tuple[int, int]:
+    """(dp_replicate, dp_shard), whose product is dp; what was given and does not agree is refused."""
+    if request.dp is not None and request.dp != dp:
+        raise UsageError(f"--dp is {request.dp}, but dp = {derived}; leave --dp out, or change --gpus or a degree")
+    replicate, shard = request.dp_replicate, request.dp_shard
+    if replicate is None and shard is None:
+        return 1, dp
+    if replicate is None or shard is None:
+        given, name = (shard, "dp-shard") if replicate is None else (replicate, "dp-replicate")
+        part = given or 1
+        if dp % part:
+            raise UsageError(f"--{name} {part} does not divide dp = {derived}; use a divisor of {dp}")
+        return (dp // part, part) if replicate is None else (part, dp // part)
+    if replicate * shard != dp:
+        raise UsageError(
+            f"--dp-replicate {replicate} x --dp-shard {shard} = {replicate * shard}, but dp = {derived}; "
+            "leave one of them out"
+        )
+    return replicate, shard
+
+
+def notes(run: Run, plans: Plans | None = None) -> tuple[Note, ...]:
+    """Rules that warn or advise on the first plan, and what the readers of model and engine have to say."""
+    setting = run.setting
+    milder = [rule for rule in RULES if rule.severity != "refuse"]
+    found = findings(milder, setting, plans.take(slice(0, 1))) if plans is not None else []
+    return (
+        *(Note(rule=f.rule, severity=f.severity, message=f.message) for f in found),
+        *(Note(rule="set-by-hand", severity="note", message=f"{pair} in the model's config") for pair in run.changed),
+        *(Note(rule="engine-profile", severity="note", message=text) for text in setting.profile.notes),
+        *(Note(rule="model-as-read", severity="note", message=text) for text in setting.model.notes),
+    )

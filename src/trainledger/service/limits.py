@@ -1,0 +1,54 @@
+"""Sizes beyond which int64 bytes could overflow: refused before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainledger.errors import BadInput
+from trainledger.facts.model import Model
+from trainledger.facts.workload import Workload
+from trainledger.plans.plan import DEGREE_LIMIT, Scenario
+
+SEQ_LIMIT = 1 << 27
+BATCH_LIMIT = 1 << 40
+BYTE_LIMIT = 1 << 62
+_BYTES_PER_ELEMENT = 16
+"""No activation element is counted more often than four times in four bytes."""
+
+
+def between(flag: str, value: int | None, least: int, most: int) -> None:
+    """Refuse a number outside [least, most]; None is not given."""
+    if value is not None and not least <= value <= most:
+        raise BadInput(f"--{flag} is {value}: it must lie between {least} and {most}")
+
+
+def check_workload(workload: Workload) -> None:
+    """Bounds of what the user fixes."""
+    between("seq", workload.seq, 1, SEQ_LIMIT)
+    between("gbs", workload.gbs, 1, BATCH_LIMIT)
+    between("lora-rank", workload.lora_rank, 0, DEGREE_LIMIT)
+    between("frozen-copy", workload.frozen_copy, 0, 1024)
+
+
+def check_degrees(columns: Mapping[str, int | None]) -> None:
+    """Bounds of degrees and of the GPUs."""
+    for name, value in columns.items():
+        between(name.replace("_", "-"), value, 1, DEGREE_LIMIT)
+
+
+def check_countable(model: Model, workload: Workload, scenario: Scenario, columns: Mapping[str, int]) -> None:
+    """Refuse a micro-batch whose activations or traffic, at the very most, pass 2**62 bytes."""
+    per_token = sum(sum(t.shape) * t.copies for t in (*model.embedding, *model.final) if len(t.shape) > 1)
+    for block in model.blocks:
+        widths = sum(sum(t.shape) * t.copies for t in block.tensors)
+        if scenario.attention == "eager" and block.attention is not None:
+            widths += block.attention.heads * workload.seq
+        per_token += widths * len(block.layers)
+    batches = columns["num_microbatches"]
+    alive = max(min(batches, columns["pp"] * columns["vpp"] * 2), 1)
+    most = _BYTES_PER_ELEMENT * workload.seq * columns["mbs"] * per_token * max(alive, batches)
+    if not model.params_only and most > BYTE_LIMIT:
+        raise BadInput(
+            f"--seq {workload.seq} with mbs={columns['mbs']} and {batches} micro-batches on {model.name} could pass "
+            f"2**62 bytes, more than is counted exactly; lower --seq, --mbs or --gbs"
+        )

@@ -1,0 +1,81 @@
+"""Which model a request means: a name, a file, a count or sizes given by hand."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Any
+
+from trainledger.errors import BadInput, UsageError
+from trainledger.facts.model import Model
+from trainledger.facts.model_load import load_model, model_by_hand, model_from_count
+from trainledger.service.requests import ModelRequest
+
+SIZES = ("hidden", "layers", "heads", "ffn", "vocab")
+"""What a model by hand needs; kv_heads may be left out."""
+
+_COUNT = re.compile(r"(\d{1,40}(?:\.\d{1,40})?(?:[eE]\+?\d{1,2})?)([KMBT]?)", re.IGNORECASE)
+_POWERS = {"": 0, "K": 3, "M": 6, "B": 9, "T": 12}
+
+
+def parameter_count(text: str) -> int | None:
+    """The number that a bare count means; None where the text is something else.
+
+    >>> parameter_count("70B"), parameter_count("7.5e9"), parameter_count("llama-3-8b")
+    (70000000000, 7500000000, None)
+    """
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        return None
+    count = Decimal(match[1]).scaleb(_POWERS[match[2].upper()])
+    if count != count.to_integral_value():
+        raise BadInput(f"{text} is not a whole number of parameters; write one such as 70B, 7.5e9 or 124439808")
+    return int(count)
+
+
+def find_model(request: ModelRequest) -> Model:
+    """The model of a request whose PLAN file has been laid under it."""
+    sizes = {name: getattr(request, name) for name in (*SIZES, "kv_heads") if getattr(request, name) is not None}
+    name = request.model
+    if name is None or name == "custom":
+        return _by_hand(sizes, request)
+    if sizes:
+        flags = ", ".join(_flag(size) for size in sizes)
+        raise UsageError(f"{flags} would not change {name}; use --set KEY=VALUE, or custom in place of {name}")
+    count = parameter_count(name)
+    if count is None:
+        return load_model(name, overrides=overrides(request))
+    if request.set:
+        raise UsageError(f"--set changes keys of a config and {name} is a parameter count; leave --set out")
+    return model_from_count(count)
+
+
+def _by_hand(sizes: dict[str, Any], request: ModelRequest) -> Model:
+    if not sizes:
+        raise UsageError(
+            "no model: name one (`trainledger list models`), give a config.json or a parameter count such as 70B, or "
+            "sizes: --hidden --layers --heads --ffn --vocab"
+        )
+    lacking = [_flag(name) for name in SIZES if name not in sizes]
+    if lacking:
+        raise UsageError(f"a custom model needs {' '.join(lacking)} as well; add {'them' if lacking[1:] else 'it'}")
+    if request.set:
+        raise UsageError("--set changes keys of a config and a custom model has none; leave --set out")
+    return model_by_hand(**sizes)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def overrides(request: ModelRequest) -> dict[str, str]:
+    """KEY=VALUE pairs of --set."""
+    pairs: dict[str, str] = {}
+    for text in request.set or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set {text}: write KEY=VALUE, such as --set num_hidden_layers=40")
+        if key in pairs:
+            raise UsageError(f"--set gives {key} twice, as {pairs[key]} and as {value}; give it once")
+        pairs[key] = value
+    return pairs

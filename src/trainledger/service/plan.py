@@ -1,0 +1,139 @@
+"""`plan`: the best plans for a model on a number of GPUs, and why the others are not among them."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import msgspec
+
+import trainledger
+from trainledger.errors import UsageError
+from trainledger.search.search import SearchResult, run_search
+from trainledger.service.common import Note, Run, notes, resolve
+from trainledger.service.ledger import Engine, engine_of
+from trainledger.service.limits import between
+from trainledger.service.plan_file import overlay
+from trainledger.service.requests import ANSWER, PlanRequest, flag
+
+DEFAULT_TOP = 10
+MOST_TOP = 1000
+_FIXED = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "mbs")
+_SEARCHED = ("recompute", "mbs", "sp")
+"""Defaults of other verbs that a search does not assume, because it tries the values."""
+
+
+class Request(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
+    """Search the plans of a number of GPUs; a degree that is given is fixed."""
+
+    top: Annotated[int | None, flag(f"How many of the best plans to show [{DEFAULT_TOP}].", "N", group=ANSWER)] = None
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """What two identical answers may differ in."""
+
+    seconds: float
+    version: str
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """evaluated = accepted + the sum of rejected, where a plan counts under the first rule it breaks."""
+
+    model: str
+    gpus: int
+    cluster: str | None
+    accelerator: str | None
+    usable_bytes: int
+    profile: Engine
+    precision: str
+    optimizer: str
+    seq: int
+    gbs: int
+    fixed: dict[str, int]
+    evaluated: int
+    accepted: int
+    rejected: dict[str, int]
+    plans: list[dict[str, Any]]
+    pareto: list[dict[str, Any]]
+    smallest_change: dict[str, Any] | None
+    assumed: dict[str, str | int]
+    notes: tuple[Note, ...]
+    run: Process
+
+    @property
+    def exit_code(self) -> int:
+        """3 when nothing fits."""
+        return 0 if self.plans else 3
+
+
+def run(request: Request) -> Response:
+    """Search, and say what was tried."""
+    start = time.perf_counter()
+    request = overlay(request)
+    _check(request)
+    between("top", request.top, 1, MOST_TOP)
+    run = resolve(request)
+    fixed = _fixed(request, run)
+    result = run_search(
+        run.setting,
+        gpus=run.gpus,
+        fixed=fixed,
+        recomputes=(request.recompute,) if request.recompute is not None else ("none", "full"),
+        top=request.top if request.top is not None else DEFAULT_TOP,
+    )
+    return _response(request, run, fixed, result, start)
+
+
+def _check(request: Request) -> None:
+    if request.gpus is None:
+        raise UsageError("a search needs a number of GPUs; add --gpus, such as --gpus 64")
+    if request.gpu is None and request.cluster is None:
+        raise UsageError("a search needs a card to fit; add --gpu, such as --gpu h100, or --cluster")
+    for name in ("dp", "dp_shard"):
+        if getattr(request, name) is not None:
+            flag_name = name.replace("_", "-")
+            raise UsageError(
+                f"--{flag_name} {getattr(request, name)}: a search derives it from the GPUs; leave it out, or fix "
+                "--tp, --pp, --cp or --dp-replicate"
+            )
+
+
+def _fixed(request: Request, run: Run) -> dict[str, int]:
+    """Columns that the user gave, which the search leaves alone."""
+    fixed = {name: run.columns[name] for name in _FIXED if getattr(request, name) is not None}
+    if request.sp is not None:
+        fixed["sp"] = int(request.sp)
+    if request.zero is not None:
+        between("zero", request.zero, 0, 3)
+        fixed["zero_stage"] = request.zero
+    return fixed
+
+
+def _response(request: Request, run: Run, fixed: dict[str, int], result: SearchResult, start: float) -> Response:
+    setting = run.setting
+    assumed = {name: value for name, value in run.assumed.items() if name not in _SEARCHED}
+    if request.gbs is None:
+        assumed["gbs"] = result.gbs
+    assert setting.accelerator is not None
+    return Response(
+        model=setting.model.name,
+        gpus=run.gpus,
+        cluster=setting.cluster.name if setting.cluster is not None else None,
+        accelerator=setting.accelerator.name,
+        usable_bytes=setting.accelerator.usable_bytes,
+        profile=engine_of(run),
+        precision=setting.scenario.precision,
+        optimizer=setting.scenario.optimizer,
+        seq=setting.workload.seq,
+        gbs=result.gbs,
+        fixed=fixed,
+        evaluated=result.evaluated,
+        accepted=result.accepted,
+        rejected=result.rejected,
+        plans=[msgspec.to_builtins(candidate) for candidate in result.plans],
+        pareto=[msgspec.to_builtins(candidate) for candidate in result.pareto],
+        smallest_change=msgspec.to_builtins(result.smallest_change) if result.smallest_change is not None else None,
+        assumed=assumed,
+        notes=notes(run),
+        run=Process(seconds=round(time.perf_counter() - start, 3), version=trainledger.__version__),
+    )
