@@ -126,7 +126,7 @@ def held(setting: Setting, pp_stage: int = 0, /, **columns: object) -> Held:
     """The states of one plan."""
     account = state_account(Inventory(setting), plan_of(**columns))
     row = int(account.index[0])
-    where = int(np.argmax(account.pp_stage[row] == pp_stage))
+    where = account.pp_stage[row].tolist().index(pp_stage)
     found = {key: int(array[row, where]) for key, array in account.held.items()}
     return Held(bytes=found, host=int(account.host[row, where]))
 
@@ -240,7 +240,7 @@ def columns() -> st.SearchStrategy[dict[str, int]]:
             "sp": st.integers(0, 1),
             "pp": st.sampled_from((1, 2, 3)),
             "vpp": st.sampled_from((1, 2)),
-            "cp": st.sampled_from((1, 2, 3)),
+            "cp": st.sampled_from((1, 2, 4)),
             "ep": st.sampled_from((1, 2, 4)),
             "etp": st.sampled_from((1, 2)),
             "dp_replicate": st.sampled_from((1, 2)),
@@ -252,8 +252,31 @@ def columns() -> st.SearchStrategy[dict[str, int]]:
     )
 
 
+def mended(setting: Setting, row: dict[str, int]) -> dict[str, int]:
+    """The row with what its engine and model plainly refuse put right, so that more rows are legal."""
+    profile, model = setting.profile, setting.model
+    fixed = {**row, **{axis: 1 for axis in ("pp", "vpp", "cp", "ep", "dp_replicate") if axis not in profile.axes}}
+    fixed["zero_stage"] = row["zero_stage"] if row["zero_stage"] in profile.zero_stages else profile.zero_stages[-1]
+    if profile.name == "deepspeed" and fixed["pp"] > 1:
+        fixed["zero_stage"] %= 2
+    while model.num_layers % (fixed["pp"] * fixed["vpp"]) or fixed["pp"] * fixed["vpp"] > model.num_layers:
+        fixed["pp"], fixed["vpp"] = fixed["pp"] - (fixed["vpp"] == 1), 1
+    if fixed["pp"] == 1 or setting.scenario.schedule != "interleaved":
+        fixed["vpp"] = 1
+    fixed["num_microbatches"] *= fixed["pp"] if fixed["vpp"] > 1 else 1
+    experts = [block.moe.experts for block in model.blocks if block.moe is not None]
+    fixed["ep"] = 1 if not experts or experts[0] % row["ep"] else fixed["ep"]
+    fixed["tp"] = min(row["tp"], 4) if any(b.mlp and b.mlp.intermediate % row["tp"] == 0 for b in model.blocks) else 1
+    fixed["tp"] = row["tp"] if experts else fixed["tp"]
+    fixed["sp"] = int("sp" in profile.axes and fixed["tp"] > 1)
+    fixed["etp"] = min(row["etp"], fixed["tp"]) if "etp" in profile.axes else 1
+    fixed["dp_replicate"] = fixed["dp_replicate"] if fixed["zero_stage"] else 1
+    return fixed
+
+
 def legal(setting: Setting, rows: list[dict[str, int]]) -> list[dict[str, int]]:
-    """The rows that no refusal breaks."""
+    """The rows, mended, that no refusal breaks."""
+    rows = [mended(setting, row) for row in rows]
     if not rows:
         return []
     plans = make_plans({name: [row[name] for row in rows] for name in rows[0]})
