@@ -54,8 +54,11 @@ def _best(answer: Answer) -> Document:
 
 
 def _table(candidates: list[Answer]) -> Table:
-    """One plan a row; a degree that is 1 in all of them is not shown."""
-    shown = [name for name in DEGREES if any(one["plan"][name] > 1 for one in candidates)]
+    """One plan a row; a degree that is 1 in all of them, or an etp that follows tp, is not shown."""
+    plans = [one["plan"] for one in candidates]
+    shown = [name for name in DEGREES if any(plan[name] > 1 for plan in plans)]
+    if all(plan["etp"] == plan["tp"] for plan in plans):
+        shown = [name for name in shown if name != "etp"]
     columns = [
         *(Column(name) for name in shown),
         Column("dp"),
@@ -105,7 +108,7 @@ def _pareto(answer: Answer) -> Document:
     front = answer["pareto"]
     if not front:
         return []
-    title = f"neither leaner nor quieter exists: {min(len(front), PARETO_SHOWN)} of {len(front)}"
+    title = f"memory against traffic, {min(len(front), PARETO_SHOWN)} of {len(front)} that no other beats in both"
     return [Text(title, "heading"), _table(_spread(front)), BLANK]
 
 

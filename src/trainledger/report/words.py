@@ -33,10 +33,12 @@ def part_of(amount: int, whole_bytes: int) -> str:
 def percent(share: float | None) -> str:
     """A share to three digits.
 
-    >>> percent(0.015625), percent(1.0), percent(None)
-    ('1.56 %', '100 %', '-')
+    >>> percent(0.015625), percent(1.0), percent(0.00002), percent(None)
+    ('1.56 %', '100 %', '<0.01 %', '-')
     """
-    return "-" if share is None else f"{share * 100:.3g} %"
+    if share is None:
+        return "-"
+    return "<0.01 %" if 0 < share < 0.0001 else f"{share * 100:.3g} %"
 
 
 def yes(fits: bool | None) -> str:

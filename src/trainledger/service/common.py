@@ -210,7 +210,7 @@ def _columns(request: RunRequest, setting: Setting) -> tuple[dict[str, int], int
     check_degrees({"gpus": gpus})
     dp = data_parallel_degree(gpus, columns["tp"], columns["pp"], columns["cp"])
     replicate, shard = _dp_split(request, dp, f"gpus / (tp x pp x cp) = {gpus} / {model_parallel} = {dp}")
-    sp = request.sp if request.sp is not None else columns["tp"] > 1
+    sp = request.sp if request.sp is not None else columns["tp"] > 1 and "sp" in setting.profile.axes
     columns["sp"] = int(sp)
     columns["etp"] = request.etp or (columns["tp"] if setting.profile.etp_default == "tp" else 1)
     columns["dp_replicate"], columns["dp_shard"] = replicate, shard
