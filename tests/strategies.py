@@ -14,7 +14,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from trainledger.account.activations import activation_bytes
-from trainledger.account.states import state_account
+from trainledger.account.states import shares, state_account
+from trainledger.account.traffic import all_traffic
 from trainledger.facts.by_hand import model_by_hand
 from trainledger.facts.model import Model, Tensor
 from trainledger.facts.model_load import load_model
@@ -299,3 +300,51 @@ def split_evenly(layers: int, chunks: int) -> Iterator[range]:
         end = start + share + (index < extra)
         yield range(start, end)
         start = end
+
+
+def calls_of(setting: Setting, pp_stage: int = 0, /, **columns: object) -> list[Call]:
+    """Every collective of one plan's step on one stage that is issued at all."""
+    inventory = Inventory(setting)
+    own = shares(inventory, plan_of(**columns))
+    where = own.pp_stage[0].tolist().index(pp_stage)
+    return [
+        Call(
+            op=call.op,
+            group=call.group,
+            what=call.what,
+            dtype=call.dtype,
+            ranks=int(call.ranks[0]),
+            count=int(call.count[0, where]),
+            in_bytes=int(call.in_bytes[0, where]),
+            out_bytes=int(call.out_bytes[0, where]),
+            wire=float(call.wire_bytes()[0, where]),
+        )
+        for call in all_traffic(inventory, own)
+        if call.count[0, where]
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One kind of collective on one stage, all calls of a step together."""
+
+    op: str
+    group: str
+    what: str
+    dtype: str
+    ranks: int
+    count: int
+    in_bytes: int
+    out_bytes: int
+    wire: float
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """(operation, group, calls)."""
+        return self.op, self.group, self.count
+
+
+def one_call(calls: list[Call], op: str, group: str, what: str = "") -> Call:
+    """The one collective of that operation on that group."""
+    (found,) = [call for call in calls if (call.op, call.group) == (op, group) and what in ("", call.what)]
+    return found
