@@ -13,7 +13,6 @@ from trainledger.plans.split import layers_per_chunk
 from trainledger.rules.rule import Mask, Rule
 from trainledger.rules.shape import divisors
 
-
 CP_LEAST_TOKENS = 4096
 """Below this a rank's piece of the sequence is short; Llama 3 gave each of 16 ranks 8,192. [llama3: table 4]"""
 
@@ -45,18 +44,41 @@ def _layers(setting: Setting, plans: Plans) -> Mask:
     if setting.scenario.pp_layout:
         return _never(plans)
     if setting.profile.split == "divisible":
-        return setting.model.num_layers % chunks != 0
-    return (chunks > setting.model.num_layers) & (chunks > 1)
+        return setting.model.num_layers % plans.pp != 0
+    return (chunks > _most_chunks(setting)) & (chunks > 1)
+
+
+def _most_chunks(setting: Setting) -> int:
+    """One layer in each stage; where embedding and output count as layers, the first and last may do without."""
+    ends = 2 if setting.profile.split == "less_ends" else 0
+    return setting.model.num_layers + ends
+
+
+def _virtual_layers(setting: Setting, plans: Plans) -> Mask:
+    """Each stage's layers must divide over its virtual stages."""
+    if setting.scenario.pp_layout or setting.profile.split != "divisible":
+        return _never(plans)
+    layers = setting.model.num_layers
+    return (layers % plans.pp == 0) & (layers // plans.pp % plans.vpp != 0)
+
+
+def _virtual_layers_sentence(setting: Setting, row: dict[str, int]) -> str:
+    share = setting.model.num_layers // row["pp"]
+    return (
+        f"the {share} layers of each of pp={row['pp']} stages do not divide over vpp={row['vpp']} "
+        f"(remainder {share % row['vpp']}); use one of {divisors(share, 64)}, or give --pp-layout"
+    )
 
 
 def _layers_sentence(setting: Setting, row: dict[str, int]) -> str:
     layers, chunks = setting.model.num_layers, row["pp"] * row["vpp"]
     if setting.profile.split == "divisible":
         return (
-            f"{layers} layers do not divide over pp x vpp = {row['pp']} x {row['vpp']} = {chunks} stages "
-            f"(remainder {layers % chunks}); use a product among {divisors(layers, 64)}, or give --pp-layout"
+            f"{layers} layers do not divide over pp={row['pp']} stages (remainder {layers % row['pp']}); "
+            f"use one of {divisors(layers, 64)}, or give --pp-layout"
         )
-    return f"pp x vpp = {chunks} stages for {layers} layers: some would be empty; use at most {layers}"
+    most = _most_chunks(setting)
+    return f"pp x vpp = {chunks} stages for {layers} layers: some would be empty; use at most {most}"
 
 
 def _layout(setting: Setting, plans: Plans) -> Mask:
@@ -85,9 +107,19 @@ def _interleaved(setting: Setting, plans: Plans) -> Mask:
 
 
 def _batch(setting: Setting, plans: Plans) -> Mask:
-    if setting.workload.gbs is None:
+    if setting.workload.gbs is None or setting.profile.name == "deepspeed":
         return _never(plans)
-    return setting.workload.gbs % (plans.mbs * plans.dp) != 0
+    return _batch_remains(setting.workload.gbs, plans)
+
+
+def _batch_identity(setting: Setting, plans: Plans) -> Mask:
+    if setting.workload.gbs is None or setting.profile.name != "deepspeed":
+        return _never(plans)
+    return _batch_remains(setting.workload.gbs, plans)
+
+
+def _batch_remains(gbs: int, plans: Plans) -> Mask:
+    return gbs % (plans.mbs * plans.dp) != 0
 
 
 def _fills_pipeline(setting: Setting, plans: Plans) -> Mask:
@@ -95,8 +127,25 @@ def _fills_pipeline(setting: Setting, plans: Plans) -> Mask:
 
 
 def _cp_seq(setting: Setting, plans: Plans) -> Mask:
-    """Load balancing cuts each sequence into 2 cp pieces. [megatron: arguments.py 1335-1338]"""
-    return (plans.cp > 1) & (setting.workload.seq % (2 * plans.cp) != 0)
+    """Load balancing cuts each sequence into 2 cp pieces; all-to-all deals out heads, and needs cp equal pieces.
+
+    [megatron: arguments.py 1335-1338; deepspeed: ulysses_sp.py 698]
+    """
+    return (plans.cp > 1) & (setting.workload.seq % (_pieces(setting) * plans.cp) != 0)
+
+
+def _pieces(setting: Setting) -> int:
+    return 1 if (setting.scenario.cp_comm or setting.profile.traffic.cp_comm) == "all_to_all" else 2
+
+
+def _cp_seq_sentence(setting: Setting, row: dict[str, int]) -> str:
+    cp, seq = row["cp"], setting.workload.seq
+    pieces = _pieces(setting) * cp
+    fits = seq // pieces * pieces or pieces
+    return (
+        f"--seq {seq} is not a multiple of {pieces}, the pieces that cp={cp} cuts it into (remainder {seq % pieces}); "
+        f"use --seq {fits} or {fits + pieces}, or another --cp"
+    )
 
 
 def _tt_seq(setting: Setting, plans: Plans) -> Mask:
@@ -145,26 +194,25 @@ def _ds_moe_zero3(setting: Setting, plans: Plans) -> Mask:
     return (plans.ep > 1) & (plans.zero_stage == 3)
 
 
-def _fsdp_pp(setting: Setting, plans: Plans) -> Mask:
-    """Megatron-FSDP (stages 2, 3) shares no pipeline with the distributed optimizer's buckets."""
-    if setting.profile.name != "megatron":
-        return _never(plans)
-    return (plans.zero_stage >= 2) & (plans.vpp > 1)
-
-
 def _replicas(setting: Setting, plans: Plans) -> Mask:
     return (plans.dp_replicate > 1) & (plans.zero_stage == 0)
 
 
 def _ulysses(setting: Setting, plans: Plans) -> Mask:
-    """All-to-all context parallelism deals out heads. [deepspeed: ulysses_sp.py 146-149]"""
-    if (setting.scenario.cp_comm or setting.profile.traffic.cp_comm) != "all_to_all":
+    """All-to-all context parallelism deals out heads; KV heads may be copied. [deepspeed: ulysses_sp.py 146-149]"""
+    if _pieces(setting) == 2:
         return _never(plans)
     broken = _never(plans)
     for block in setting.model.blocks:
         if block.attention is not None:
+            kv_heads = np.maximum(block.attention.kv_heads // plans.tp, 1)
             broken |= (block.attention.heads // plans.tp) % plans.cp != 0
+            broken |= (kv_heads % plans.cp != 0) & (plans.cp % kv_heads != 0)
     return broken
+
+
+def _nothing_to_share(setting: Setting, plans: Plans) -> Mask:
+    return (plans.zero_stage > 0) & (plans.dp_shard * plans.cp == 1)
 
 
 def _scale_up(setting: Setting, plans: Plans) -> Mask:
@@ -198,6 +246,12 @@ RULES: tuple[Rule, ...] = (
     _rule("pp-layout-adds-up", _layout, _layout_sentence, "Megatron-Core pipeline_parallel_layer_layout.py"),
     _rule("layers-divisible-by-pp", _layers, _layers_sentence, "Megatron-LM arguments.py 968-997 at d98e8a6"),
     _rule(
+        "layers-divisible-by-pp-vpp",
+        _virtual_layers,
+        _virtual_layers_sentence,
+        "Megatron-LM arguments.py 971-972 at d98e8a6",
+    ),
+    _rule(
         "vpp-needs-interleaved",
         _vpp,
         _text("vpp={vpp} with pp={pp}: virtual stages need pp > 1 and --schedule interleaved; set both, or vpp to 1"),
@@ -207,7 +261,16 @@ RULES: tuple[Rule, ...] = (
         "gbs-divisible",
         _batch,
         _text("--gbs {gbs} is not a multiple of mbs x dp = {mbs} x {dp} = {share}; change --gbs, --mbs or a degree"),
-        "Megatron-Core num_microbatches_calculator.py 381; DeepSpeed runtime/config.py 925-937",
+        "Megatron-Core num_microbatches_calculator.py 381 at d98e8a6; torchtitan trainer.py 419 at b5bcd76",
+    ),
+    _rule(
+        "batch-identity",
+        _batch_identity,
+        _text(
+            "--gbs {gbs} is not mbs x accumulation x dp with mbs x dp = {mbs} x {dp} = {share}, as DeepSpeed asks of "
+            "train_batch_size; change --gbs, --mbs or a degree"
+        ),
+        "DeepSpeed runtime/config.py 925-937 at edaa722",
     ),
     _rule(
         "interleaved-microbatches",
@@ -221,7 +284,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "cp-seq",
         _cp_seq,
-        _text("--seq {seq} is not a multiple of 2 x cp = 2 x {cp}; change --seq or --cp"),
+        _cp_seq_sentence,
         "Megatron-LM arguments.py 1335-1338 at d98e8a6",
     ),
     _rule(
@@ -251,8 +314,10 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "expert-world",
         _expert_world,
-        _text("the ranks of a stage, tp x cp x dp = {tp} x {cp} x {dp}, are not a multiple of etp x ep = {etp} x {ep}"
-              "; lower --ep or --etp"),
+        _text(
+            "the ranks of a stage, tp x cp x dp = {tp} x {cp} x {dp}, are not a multiple of etp x ep = {etp} x {ep}"
+            "; lower --ep or --etp"
+        ),
         "Megatron-Core parallel_state.py 883 at d98e8a6",
     ),
     _rule(
@@ -264,15 +329,19 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "dp-replicate-needs-zero",
         _replicas,
-        _text("dp_replicate={dp_replicate} at --zero 0: nothing is sharded, so all ranks are replicas; "
-              "leave it out, or raise --zero"),
+        _text(
+            "dp_replicate={dp_replicate} at --zero 0: nothing is sharded, so all ranks are replicas; "
+            "leave it out, or raise --zero"
+        ),
         "PyTorch HSDP: replicas of sharded groups",
     ),
     _rule(
         "ds-zero-ge2-with-pp",
         _ds_pp_zero,
-        _text("--zero {zero_stage} with pp={pp}: DeepSpeed's pipeline engine runs stages 0 and 1 only; "
-              "use --zero 1, or pp 1"),
+        _text(
+            "--zero {zero_stage} with pp={pp}: DeepSpeed's pipeline engine runs stages 0 and 1 only; "
+            "use --zero 1, or pp 1"
+        ),
         "DeepSpeed runtime/pipe/engine.py 76-77 at edaa722",
     ),
     _rule(
@@ -282,23 +351,32 @@ RULES: tuple[Rule, ...] = (
         "DeepSpeed runtime/engine.py 1885-1893 at edaa722",
     ),
     _rule(
-        "mg-fsdp-vpp",
-        _fsdp_pp,
-        _text("--zero {zero_stage} with vpp={vpp}: Megatron-FSDP runs without virtual stages; set vpp to 1"),
-        "Megatron-LM megatron/core/distributed/fsdp at d98e8a6",
-    ),
-    _rule(
         "ulysses-heads",
         _ulysses,
-        _text("cp={cp} by all-to-all deals out attention heads and does not divide heads / tp; lower --cp or --tp"),
+        _text(
+            "cp={cp} by all-to-all deals out attention heads and does not divide heads / tp, or fits the KV heads "
+            "neither way; lower --cp or --tp"
+        ),
         "DeepSpeed runtime/sequence_parallel/ulysses_sp.py 146-149 at edaa722",
     ),
     _rule(
         "pp-bubble",
         _fills_pipeline,
-        _text("{num_microbatches} micro-batches for pp={pp} stages leave the pipeline idle most of the time; "
-              "raise --gbs or lower --mbs"),
+        _text(
+            "{num_microbatches} micro-batches for pp={pp} stages leave the pipeline idle most of the time; "
+            "raise --gbs or lower --mbs"
+        ),
         "Narayanan et al. 2021, section 2.2: the bubble is (pp - 1) / micro-batches",
+        "warn",
+    ),
+    _rule(
+        "zero-with-dp1",
+        _nothing_to_share,
+        _text(
+            "--zero {zero_stage} with dp x cp = 1: there is nobody to share with, so it saves nothing; "
+            "use --zero 0, or lower another degree"
+        ),
+        "Rajbhandari et al. 2020, section 5: states are divided over data-parallel ranks",
         "warn",
     ),
     _rule(
