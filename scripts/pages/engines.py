@@ -47,7 +47,8 @@ def _section(profile: Profile) -> str:
 
 def _row(row: StateRow) -> str:
     divided = "never" if row.sharded_from > 3 else str(row.sharded_from)
-    alive = "always" if len(row.alive) == 4 else ", ".join(row.alive) + (" (accumulating: loss)" if row.accumulates else "")
+    later = " (accumulating: loss)" if row.accumulates else ""
+    alive = "always" if len(row.alive) == 4 else ", ".join(row.alive) + later
     cells = (
         row.category,
         row.what,

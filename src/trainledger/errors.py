@@ -30,10 +30,7 @@ class UnknownName(BadInput):
     def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
         names = sorted(known)
         near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
-        if near:
-            advice = f"nearest: {', '.join(near)}"
-        else:
-            advice = f"known: {', '.join(names)}"
+        advice = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(names)}"
         super().__init__(f"{name!r} is not a known {what}; {advice}{'; ' + hint if hint else ''}")
         self.name = name
 

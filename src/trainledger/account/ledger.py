@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
 
@@ -21,6 +19,7 @@ from trainledger.account.states import (
     tensor_bytes,
 )
 from trainledger.account.traffic import all_traffic
+from trainledger.arrays import IntArray
 from trainledger.inventory.buffers import Buffer
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import Line, line_id
@@ -65,7 +64,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     wire_bytes: int
 
 
-def peak_of(account: StateAccount, activations: np.ndarray[Any, np.dtype[np.int64]], plan: int = 0) -> Peak:
+def peak_of(account: StateAccount, activations: IntArray, plan: int = 0) -> Peak:
     """The stage and instant at which plan number `plan` holds most.
 
     Activations are alive at the loss; the states of every instant are compared with it.
@@ -88,7 +87,7 @@ def peak_of(account: StateAccount, activations: np.ndarray[Any, np.dtype[np.int6
     )
 
 
-def peak_totals(account: StateAccount, activations: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+def peak_totals(account: StateAccount, activations: IntArray) -> IntArray:
     """[plans]: the largest total over stages and instants, for many plans."""
     other = np.maximum.reduce([account.at(i) for i in INSTANTS if i != "loss"]).max(axis=1)
     at_loss = (account.at("loss")[account.index] + activations).max(axis=1)

@@ -47,8 +47,8 @@ class Shares:
 
     def over(self, sharded_from: int) -> tuple[IntArray, IntArray]:
         """(dense, expert) divisors under each plan's zero_stage."""
-        sharded = self.plans.zero_stage >= sharded_from
-        return np.where(sharded, self.dense, 1), np.where(sharded, self.expert, 1)
+        plans = self.plans
+        return sharding.divisor(plans, self.dense, sharded_from), sharding.divisor(plans, self.expert, sharded_from)
 
     def total(self, per_tensor: IntArray) -> IntArray:
         """[plans, rows]: a per-tensor amount [plans, T] summed over what each stage holds."""
@@ -113,7 +113,8 @@ def buffer_bytes(own: Shares, buffer: Buffer) -> IntArray:
     if row.cut in ("none", "dim0", "tensor"):
         amount = own.total(tensor_bytes(own, buffer))
     else:
-        amount = sum(_dtype_bytes(buffer, elements) for elements in _pooled_elements(own, buffer))
+        dense, expert = _pooled_elements(own, buffer)
+        amount = _dtype_bytes(buffer, dense) + _dtype_bytes(buffer, expert)
     amount = amount * (row.copies * buffer.copies)
     if row.cap:
         amount = np.minimum(amount, bytes_of(ints(row.cap), buffer.dtype))
@@ -207,8 +208,8 @@ def megatron_buffers(own: Shares, mask: BoolArray, *, padded: bool) -> tuple[Int
         return dense, expert * apart
     alone = own.total(numel * table.shared) * (plans.pp > 1)[:, None]
     group = own.dense[:, None]
-    padded = partition.bucket_padded(dense - alone, group) + partition.bucket_padded(alone, group)
-    return padded, partition.bucket_padded(expert * apart, own.expert[:, None])
+    whole = partition.bucket_padded(dense - alone, group) + partition.bucket_padded(alone, group)
+    return whole, partition.bucket_padded(expert * apart, own.expert[:, None])
 
 
 def _unit_elements(own: Shares, chosen: BoolArray, over: IntArray, group: IntArray) -> IntArray:
@@ -295,7 +296,10 @@ def account_of(inventory: Inventory, own: Shares, index: IntArray) -> StateAccou
                 if alive is not None:
                     key = (category, instant)
                     passing[key] = passing.get(key, zeros) + amount * alive
-    held = {(c, i): always[c] + passing[c, i] if (c, i) in passing else always[c] for c in CATEGORIES for i in INSTANTS}
+    held: dict[tuple[Category, Instant], IntArray] = {}
+    for category in CATEGORIES:
+        for instant in INSTANTS:
+            held[category, instant] = always[category] + passing.get((category, instant), 0)
     return StateAccount(index=index, pp_stage=own.pp_stage, held=held, host=host)
 
 

@@ -6,16 +6,10 @@ experts, whose group is what tensor x context x data parallelism leaves after ex
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from trainledger.arrays import IntArray
 from trainledger.plans.plan import Plans
-
-State = Literal["weights", "gradients", "optimizer"]
-SHARDED_FROM: dict[State, int] = {"optimizer": 1, "gradients": 2, "weights": 3}
-"""The zero_stage from which a state is divided. [zero-paper: section 5, P_os, P_os+g, P_os+g+p]"""
 
 
 def dense_group(plans: Plans) -> IntArray:
@@ -40,7 +34,15 @@ def shard_group(plans: Plans, *, expert: bool) -> IntArray:
     return np.maximum(group // plans.dp_replicate, 1)
 
 
-def divisor(plans: Plans, state: State, *, expert: bool) -> IntArray:
-    """By how much one rank's share of `state` is divided under each plan's zero_stage."""
-    sharded = plans.zero_stage >= SHARDED_FROM[state]
-    return np.where(sharded, shard_group(plans, expert=expert), 1)
+def divisor(plans: Plans, group: IntArray, sharded_from: int) -> IntArray:
+    """By how much a state is divided: by its group from zero_stage `sharded_from` on, by 1 below it.
+
+    The paper divides the optimizer from 1, gradients from 2, weights from 3; engines differ, and their profiles say
+    how. [zero-paper: section 5, P_os, P_os+g, P_os+g+p]
+
+    >>> from trainledger.plans.plan import make_plans
+    >>> plans = make_plans({"dp_shard": 8, "zero_stage": [0, 1, 2, 3]})
+    >>> divisor(plans, shard_group(plans, expert=False), 2).tolist()
+    [1, 1, 8, 8]
+    """
+    return np.where(plans.zero_stage >= sharded_from, group, 1)

@@ -35,7 +35,7 @@ def axis_values(setting: Setting, gpus: int, fixed: Mapping[str, int]) -> dict[s
     experts = max((b.moe.experts for b in model.blocks if b.moe is not None), default=1)
     axes = set(profile.axes) if not model.params_only else set()
     whole = divisors(gpus)
-    values = {
+    values: dict[str, list[int]] = {
         "tp": [d for d in whole if d <= domain] if "tp" in axes else [1],
         "pp": [d for d in whole if d <= model.num_layers] if "pp" in axes else [1],
         "cp": [d for d in whole if setting.workload.seq % (2 * d) == 0 or d == 1] if "cp" in axes else [1],

@@ -105,7 +105,9 @@ def _offload_needs(setting: Setting, plans: Plans) -> Mask:
 
 def _offload_zero_sentence(setting: Setting, row: dict[str, int]) -> str:
     places = setting.profile.offload
-    needs = ", ".join(f"{place} from stage {places[place].zero}" for place in setting.scenario.offload if place in places)
+    needs = ", ".join(
+        f"{place} from stage {places[place].zero}" for place in setting.scenario.offload if place in places
+    )
     return f"--offload with --zero {row['zero_stage']}: {setting.profile.framework} offloads {needs}; raise --zero"
 
 
@@ -171,9 +173,7 @@ RULES: tuple[Rule, ...] = (
         severity="refuse",
         scope="engine",
         source="the engine's profile",
-        broken=lambda setting, plans: _everywhere(
-            plans, setting.scenario.optimizer not in setting.profile.optimizers
-        ),
+        broken=lambda setting, plans: _everywhere(plans, setting.scenario.optimizer not in setting.profile.optimizers),
         sentence=_optimizer_sentence,
     ),
     Rule(
@@ -230,7 +230,7 @@ RULES: tuple[Rule, ...] = (
         id="offload-needs-both",
         severity="refuse",
         scope="engine",
-        source="DeepSpeed runtime/zero/stage3.py at edaa722: the estimator looks at parameters only beside the optimizer",
+        source="DeepSpeed runtime/zero/stage3.py at edaa722: parameters count only beside the optimizer",
         broken=_offload_needs,
         sentence=lambda setting, row: (
             f"--offload {','.join(setting.scenario.offload)}: {setting.profile.framework} offloads parameters only "

@@ -89,7 +89,7 @@ def run_search(
         evaluated += len(plans)
         scored.extend(_score(inventory, plans, rejected))
     kept, nearest = _split(scored, usable, rejected)
-    ranked = _ranked(kept, usable)
+    ranked = _ranked(kept)
     change = None
     if not ranked and nearest is not None:
         change = smallest_change(nearest[0].inventory.setting, nearest[0].plans.take(slice(nearest[1], nearest[1] + 1)))
@@ -161,7 +161,7 @@ def _places(kept: list[_Scored]) -> tuple[IntArray, IntArray, IntArray, FloatArr
     return part, row, np.concatenate([k.total for k in kept]), np.concatenate([k.wire for k in kept])
 
 
-def _ranked(kept: list[_Scored], usable: int) -> list[tuple[_Scored, int]]:
+def _ranked(kept: list[_Scored]) -> list[tuple[_Scored, int]]:
     """Most headroom first; of equals the one that sends less."""
     if not kept:
         return []
