@@ -51,6 +51,9 @@ class Inventory:
 
         A padded row holds nothing and repeats pp_stage 0, so it never binds.
         """
+        if len(plans) == 1:
+            only = self.stages(int(plans.pp[0]), int(plans.vpp[0]))
+            return only.counts[np.newaxis], only.pp_stage[np.newaxis]
         pairs, inverse = plans.distinct(("pp", "vpp"))
         tables = [self.stages(int(pp), int(vpp)) for pp, vpp in zip(pairs.pp, pairs.vpp, strict=True)]
         depth = max(len(table.pp_stage) for table in tables)
