@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from trainledger.rules import engine, layout, shape
+from trainledger.rules import engine, layout, particular, shape
 from trainledger.rules.rule import Finding, Rule, findings, require, violations
 
 __all__ = ["PLANNER", "REFUSALS", "RULES", "Finding", "Rule", "findings", "require", "violations"]
 
-RULES: tuple[Rule, ...] = (*engine.RULES, *shape.RULES, *layout.RULES)
+RULES: tuple[Rule, ...] = (*engine.RULES, *shape.RULES, *layout.RULES, *particular.RULES)
 REFUSALS: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.severity == "refuse")
 PLANNER: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.severity != "advise")
 """What a search rejects: refusals, and layouts that run but that nobody should be offered."""

@@ -148,25 +148,12 @@ def _cp_seq_sentence(setting: Setting, row: dict[str, int]) -> str:
     )
 
 
-def _tt_seq(setting: Setting, plans: Plans) -> Mask:
-    if setting.profile.name != "torchtitan":
-        return _never(plans)
-    return setting.workload.seq % (plans.tp * 2 * plans.cp) != 0
-
-
 def _sp_seq(setting: Setting, plans: Plans) -> Mask:
     return (plans.sp == 1) & (setting.workload.seq // plans.cp % plans.tp != 0)
 
 
 def _sp_tp(setting: Setting, plans: Plans) -> Mask:
     return (plans.sp == 1) & (plans.tp == 1)
-
-
-def _moe_tp(setting: Setting, plans: Plans) -> Mask:
-    moe = any(block.moe is not None for block in setting.model.blocks)
-    if setting.profile.name != "megatron" or not moe:
-        return _never(plans)
-    return (plans.tp > 1) & (plans.sp == 0)
 
 
 def _expert_world(setting: Setting, plans: Plans) -> Mask:
@@ -180,18 +167,6 @@ def _expert_world(setting: Setting, plans: Plans) -> Mask:
 def _expert_replicas(setting: Setting, plans: Plans) -> Mask:
     group = plans.tp * plans.cp * plans.dp // (plans.etp * plans.ep)
     return (plans.ep > 1) & (plans.dp_replicate > 1) & (group % plans.dp_replicate != 0)
-
-
-def _ds_pp_zero(setting: Setting, plans: Plans) -> Mask:
-    if setting.profile.name != "deepspeed":
-        return _never(plans)
-    return (plans.pp > 1) & (plans.zero_stage >= 2)
-
-
-def _ds_moe_zero3(setting: Setting, plans: Plans) -> Mask:
-    if setting.profile.name != "deepspeed":
-        return _never(plans)
-    return (plans.ep > 1) & (plans.zero_stage == 3)
 
 
 def _replicas(setting: Setting, plans: Plans) -> Mask:
@@ -288,12 +263,6 @@ RULES: tuple[Rule, ...] = (
         "Megatron-LM arguments.py 1335-1338 at d98e8a6",
     ),
     _rule(
-        "tt-seq",
-        _tt_seq,
-        _text("--seq {seq} is not a multiple of tp x 2 x cp = {tp} x 2 x {cp}; change --seq, --tp or --cp"),
-        "torchtitan distributed/parallel_dims.py 665-668 at b5bcd76",
-    ),
-    _rule(
         "sp-needs-tp",
         _sp_tp,
         _text("--sp with tp={tp} does nothing: the engine turns it off; leave it out, or raise --tp"),
@@ -304,12 +273,6 @@ RULES: tuple[Rule, ...] = (
         _sp_seq,
         _text("--sp cuts seq / cp = {seq} / {cp} tokens over tp={tp} ranks and it does not divide; change one of them"),
         "Megatron-Core tensor_parallel/mappings.py",
-    ),
-    _rule(
-        "moe-tp-needs-sp",
-        _moe_tp,
-        _text("tp={tp} without --sp: Megatron trains MoE layers under tensor parallelism only with it; add --sp"),
-        "Megatron-Core transformer/moe/moe_layer.py 636-640 at d98e8a6",
     ),
     _rule(
         "expert-world",
@@ -334,21 +297,6 @@ RULES: tuple[Rule, ...] = (
             "leave it out, or raise --zero"
         ),
         "PyTorch HSDP: replicas of sharded groups",
-    ),
-    _rule(
-        "ds-zero-ge2-with-pp",
-        _ds_pp_zero,
-        _text(
-            "--zero {zero_stage} with pp={pp}: DeepSpeed's pipeline engine runs stages 0 and 1 only; "
-            "use --zero 1, or pp 1"
-        ),
-        "DeepSpeed runtime/pipe/engine.py 76-77 at edaa722",
-    ),
-    _rule(
-        "ds-moe-zero3",
-        _ds_moe_zero3,
-        _text("--zero 3 with ep={ep}: DeepSpeed's own MoE layers refuse stage 3; use --zero 2, or ep 1"),
-        "DeepSpeed runtime/engine.py 1885-1893 at edaa722",
     ),
     _rule(
         "ulysses-heads",
