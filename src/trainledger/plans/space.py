@@ -64,8 +64,7 @@ def grid(setting: Setting, gpus: int, fixed: Mapping[str, int]) -> Plans:
     mesh = _product([values[name] for name in names])
     mesh = mesh[:, gpus % mesh.prod(axis=0) == 0]
     if mesh.shape[1] == 0:
-        chosen = ", ".join(f"{k}={v}" for k, v in fixed.items()) or "none"
-        raise BadInput(f"no degrees multiply to --gpus {gpus} with those given ({chosen}); change one of them")
+        raise _no_plan(gpus, fixed)
     columns = dict(zip(names, mesh, strict=True))
     rest = ("ep", "vpp", "dp_replicate", "zero_stage", "mbs")
     inner = _product([values[name] for name in rest])
@@ -76,9 +75,16 @@ def grid(setting: Setting, gpus: int, fixed: Mapping[str, int]) -> Plans:
     keep = dp % columns["dp_replicate"] == 0
     keep &= (columns["vpp"] == 1) | (columns["pp"] > 1)
     keep &= (columns["dp_replicate"] == 1) | (columns["zero_stage"] > 0)
+    if not keep.any():
+        raise _no_plan(gpus, fixed)
     columns = {name: column[keep] for name, column in columns.items()}
     columns["dp_shard"] = dp[keep] // columns["dp_replicate"]
     return _complete(setting, columns, fixed)
+
+
+def _no_plan(gpus: int, fixed: Mapping[str, int]) -> BadInput:
+    chosen = ", ".join(f"{k}={v}" for k, v in fixed.items()) or "none"
+    return BadInput(f"no degrees multiply to --gpus {gpus} with those given ({chosen}); change one of them")
 
 
 def _complete(setting: Setting, columns: dict[str, IntArray], fixed: Mapping[str, int]) -> Plans:
@@ -88,7 +94,7 @@ def _complete(setting: Setting, columns: dict[str, IntArray], fixed: Mapping[str
     if "etp" in fixed:
         columns["etp"] = np.full_like(tp, fixed["etp"])
     else:
-        columns["etp"] = tp if setting.profile.etp_default == "tp" else np.ones_like(tp)
+        columns["etp"] = setting.profile.default_etp(tp, columns["ep"])
     columns["num_microbatches"] = microbatches(setting, columns["mbs"], columns["dp_replicate"] * columns["dp_shard"])
     return make_plans(columns)
 
