@@ -51,7 +51,9 @@ def _guarded(tokens: list[str]) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)  # noqa: T201 - the command line talks to people
+    """One line on standard error; what would move the cursor is spelled out."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    print(f"error: {line}", file=sys.stderr)  # noqa: T201 - the command line talks to people
     return code
 
 

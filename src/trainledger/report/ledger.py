@@ -63,7 +63,8 @@ def _verdict(answer: Answer) -> Document:
     if memory["fits"]:
         return [Text(f"fits: {part_of(total, memory['usable_bytes'])} on {answer['accelerator']}, {where}", "good")]
     over = format_bytes(total - memory["usable_bytes"])
-    return [Text(f"does not fit: {format_bytes(total)} is {over} over {card(answer)}, {where}", "bad")]
+    at = card(answer["accelerator"], memory["usable_bytes"])
+    return [Text(f"does not fit: {format_bytes(total)} is {over} over {at}, {where}", "bad")]
 
 
 def moment(instant: str) -> str:
@@ -182,7 +183,7 @@ def _sweep(answer: Answer) -> Document:
                 yes(row["fits"]),
             ]
         )
-    at = f" on {card(answer)}" if answer["usable_bytes"] is not None else ""
+    at = f" on {card(answer['accelerator'], answer['usable_bytes'])}" if answer["usable_bytes"] is not None else ""
     return [
         Text(f"{answer['model']}{at}, {engine(answer['profile'])}: bytes per GPU by {name}", "answer"),
         *assumed(answer),

@@ -30,10 +30,16 @@ def document(answer: Answer) -> Document:
 
 def _verdict(answer: Answer) -> Document:
     tried, fitting = whole(answer["evaluated"]), answer["accepted"]
+    at = card(answer["accelerator"], answer["usable_bytes"])
     if fitting:
         free = format_bytes(answer["plans"][0]["headroom_bytes"])
-        return [Text(f"{whole(fitting)} of {tried} plans fit {card(answer)}: the leanest leaves {free} free", "good")]
-    found: Document = [Text(f"none of {tried} plans fits {card(answer)}", "bad")]
+        return [
+            Text(
+                f"{whole(fitting)} of {tried} plans fit {at}: the leanest leaves {free} free",
+                "good",
+            )
+        ]
+    found: Document = [Text(f"none of {tried} plans fits {at}", "bad")]
     change = answer["smallest_change"]
     if change is None:
         return [*found, Text("no single change that was tried makes one fit", "bad")]

@@ -33,12 +33,18 @@ def document(answer: Answer) -> Document:
 def _verdict(answer: Answer) -> Document:
     if answer["usable_bytes"] is None:
         return []
+    at = card(answer["accelerator"], answer["usable_bytes"])
     fitting = [str(row["zero_stage"]) for row in answer["rows"] if row["fits"]]
     if fitting:
-        return [Text(f"fits {card(answer)} at zero_stage {', '.join(fitting)}", "good")]
+        return [Text(f"fits {at} at zero_stage {', '.join(fitting)}", "good")]
     totals = [row["total_bytes"] for row in answer["rows"] if row["total_bytes"] is not None]
     over = held(min(totals) - answer["usable_bytes"])
-    return [Text(f"does not fit {card(answer)} at any zero_stage: the leanest is {over} over", "bad")]
+    return [
+        Text(
+            f"does not fit {at} at any zero_stage: the leanest is {over} over",
+            "bad",
+        )
+    ]
 
 
 def _table(answer: Answer) -> Table:

@@ -60,9 +60,9 @@ def whole(count: int) -> str:
     return f"{count:,}"
 
 
-def card(answer: Answer) -> str:
+def card(name: str, usable_bytes: int) -> str:
     """The card and its usable memory."""
-    return f"{answer['accelerator']} ({format_bytes(answer['usable_bytes'])} usable)"
+    return f"{name} ({format_bytes(usable_bytes)} usable)"
 
 
 def engine(profile: Answer) -> str:
