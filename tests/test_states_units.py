@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strategies import dense, elements, held, latent, llama, owned, routed, setting_of, up
+from trainledger.arrays import ints
 from trainledger.facts.model import Model
 from trainledger.facts.model_load import load_model, model_from_count
 from trainledger.facts.workload import Workload
@@ -129,3 +130,10 @@ def test_experts_of_deepseek_v3_on_64_ranks() -> None:
     found = held(setting_of(model, engine="paper"), ep=64, etp=1, dp_shard=64, zero_stage=3)
     share = -(-(model.total_params - experts) // 64)
     assert found.of("weights") == 2 * (share + experts // 64)
+
+
+def test_torchtitan_cuts_experts_by_tensor_parallelism_only_without_expert_parallelism() -> None:
+    profile = setting_of(routed(), engine="torchtitan").profile
+    assert profile.default_etp(ints([4, 4]), ints([1, 2])).tolist() == [4, 1]
+    found = held(setting_of(routed(), engine="torchtitan"), tp=4, etp=4, dp_shard=2, zero_stage=0)
+    assert found.of("weights") == 4 * elements(owned(routed(), tp=4, etp=4))

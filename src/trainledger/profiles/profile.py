@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+import numpy as np
+
+from trainledger.arrays import IntArray
 
 Instant = Literal["rest", "loss", "backward", "step"]
 INSTANTS: tuple[Instant, ...] = ("rest", "loss", "backward", "step")
@@ -136,7 +139,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     zero_stages, axes   what the engine can run: an axis missing here must be 1
     vocab_multiple      the vocabulary is padded to a multiple of this times tp; 0: not padded
     kv_replication      KV heads are copied where tp exceeds them
-    etp_default         "tp": expert tensor parallelism follows tp; "1"
+    etp_default         expert tensor parallelism: "tp" follows tp, "tp_without_ep" does so where ep is 1, "1"
     split               how layers fall on pipeline stages: divisible | less_ends | front
     experts_stacked     routed experts are one tensor [experts, ...] that is cut along the experts first
     loss_dtypes         dtypes alive per logit at the loss
@@ -162,7 +165,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     before_version: str = ""
     vocab_multiple: int = 0
     kv_replication: bool = False
-    etp_default: Literal["tp", "1"] = "1"
+    etp_default: Literal["tp", "tp_without_ep", "1"] = "1"
     split: Literal["divisible", "less_ends", "front"] = "front"
     experts_stacked: bool = False
     loss_dtypes: tuple[str, ...] = ()
@@ -173,6 +176,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     optimizer_alias: dict[str, str] = {}
     whole_blocks: bool = False
     notes: tuple[str, ...] = ()
+
+    def default_etp(self, tp: IntArray, ep: IntArray) -> IntArray:
+        """Expert tensor parallelism where none is asked for."""
+        if self.etp_default == "tp":
+            return tp
+        if self.etp_default == "tp_without_ep":
+            return np.where(ep == 1, tp, 1)
+        return np.ones_like(tp)
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ import numpy as np
 from trainledger.account.activations import activation_bytes
 from trainledger.account.ledger import peak_totals
 from trainledger.account.states import state_account
+from trainledger.arrays import ints
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, make_plans
 from trainledger.plans.setting import Setting, make_setting
@@ -87,7 +88,8 @@ def _column(
         changed["dp_shard"] = [row["dp_shard"] * row[name] // value for value in values]
     if name == "tp":
         changed["sp"] = 1
-        changed["etp"] = values if setting.profile.etp_default == "tp" else row["etp"]
+        follows = setting.profile.etp_default != "1"
+        changed["etp"] = setting.profile.default_etp(ints(values), ints(row["ep"])) if follows else row["etp"]
     if name == "mbs":
         changed["num_microbatches"] = [row["num_microbatches"] * row["mbs"] // value for value in values]
     knob = "zero" if name == "zero_stage" else name

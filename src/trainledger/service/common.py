@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from trainledger.arrays import ints
 from trainledger.errors import UsageError
 from trainledger.facts.workload import DEFAULT_SEQ, LORA_DEFAULT_TARGETS, Workload
 from trainledger.plans.plan import Plans, Scenario, data_parallel_degree, make_plans
@@ -212,7 +213,7 @@ def _columns(request: RunRequest, setting: Setting) -> tuple[dict[str, int], int
     replicate, shard = _dp_split(request, dp, f"gpus / (tp x pp x cp) = {gpus} / {model_parallel} = {dp}")
     sp = request.sp if request.sp is not None else columns["tp"] > 1 and "sp" in setting.profile.axes
     columns["sp"] = int(sp)
-    columns["etp"] = request.etp or (columns["tp"] if setting.profile.etp_default == "tp" else 1)
+    columns["etp"] = request.etp or int(setting.profile.default_etp(ints(columns["tp"]), ints(columns["ep"]))[0])
     columns["dp_replicate"], columns["dp_shard"] = replicate, shard
     columns["num_microbatches"] = microbatches(setting.workload.gbs, columns["mbs"] * dp)
     return columns, gpus
