@@ -59,8 +59,8 @@ def _complain(message: str, code: int) -> int:
 
 def _dispatch(tokens: list[str]) -> int:
     for token in tokens:
-        if any("\ud800" <= char <= "\udfff" for char in token):
-            return _complain(f"{token!r} is not UTF-8; write the argument in UTF-8", 2)
+        if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in token):
+            return _complain(f"{token!r} is not text in UTF-8; write the argument anew", 2)
     if tokens == ["--version"]:
         import trainledger
 

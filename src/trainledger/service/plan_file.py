@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -33,16 +33,29 @@ def read_plan_file(path: str) -> PlanRequest:
 
 
 def _complaint(message: str, tables: dict[str, Any]) -> str:
-    """The message of msgspec with the key in front and the value that was seen.
+    """The message of msgspec with the key in front, the value that was seen, and the words that would do.
 
     >>> _complaint("Expected `int | null`, got `str` - at `$.gpus`", {"gpus": "many"})
     "gpus is 'many': expected `int`, got `str`"
+    >>> _complaint("Invalid enum value 'cpu' - at `$.offload[0]`", {"offload": ["cpu"]})
+    "offload is ['cpu']: invalid enum value 'cpu'; write optimizer or parameters"
     """
     where = _AT.search(message)
-    key = where[1] if where else ""
+    key = where[1].partition("[")[0] if where else ""
     text = _AT.sub("", message).replace(" | null", "")
-    value = tables.get(key.partition("[")[0])
-    return f"{key} is {value!r}: {text[0].lower()}{text[1:]}"
+    words = " or ".join(_choices(key)) if text.startswith("Invalid enum") else ""
+    return f"{key} is {tables.get(key)!r}: {text[0].lower()}{text[1:]}{f'; write {words}' if words else ''}"
+
+
+def _choices(key: str) -> tuple[str, ...]:
+    """The words that a key may be, or its items."""
+    hints = [field.type for field in msgspec.structs.fields(PlanRequest) if field.encode_name == key]
+    while hints:
+        hint = hints.pop()
+        if get_origin(hint) is Literal:
+            return get_args(hint)
+        hints += [part for part in get_args(hint) if get_args(part)]
+    return ()
 
 
 def overlay(request: Request) -> Request:
