@@ -67,16 +67,15 @@ def summed(
     """
     active = (ranks > 1)[:, None]
     count, whole = count * active, total * active
-    part, nothing = whole // ranks[:, None], np.zeros_like(whole)
-    sides: dict[Op, tuple[IntArray, IntArray]] = {
-        "all_reduce": (whole, whole),
-        "all_to_all": (whole, whole),
-        "all_gather": (part, whole),
-        "reduce_scatter": (whole, part),
-        "send": (whole, nothing),
-        "recv": (nothing, whole),
-    }
-    in_bytes, out_bytes = sides[op]
+    in_bytes = out_bytes = whole
+    if op == "all_gather":
+        in_bytes = whole // ranks[:, None]
+    elif op == "reduce_scatter":
+        out_bytes = whole // ranks[:, None]
+    elif op == "send":
+        out_bytes = np.zeros_like(whole)
+    elif op == "recv":
+        in_bytes = np.zeros_like(whole)
     return Collective(
         op=op,
         group=group,

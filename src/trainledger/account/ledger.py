@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 import numpy as np
 
@@ -11,11 +13,10 @@ from trainledger.account.states import (
     Shares,
     StateAccount,
     account_of,
-    alive_at,
     buffer_bytes,
     on_host,
-    plan_mask,
     shares,
+    standing,
     tensor_bytes,
 )
 from trainledger.account.traffic import all_traffic
@@ -130,7 +131,7 @@ def _held_lines(inventory: Inventory, own: Shares, where: int) -> list[Line]:
     moves = inventory.setting.offload_moves
     stage = int(own.pp_stage[0, where])
     for buffer in inventory.buffers:
-        if not plan_mask(own.plans, buffer)[0]:
+        if not standing(own, buffer)[1]:
             continue
         row = buffer.row
         group = "host" if on_host(buffer, moves) else ""
@@ -163,16 +164,19 @@ def _amounts(own: Shares, buffer: Buffer, where: int) -> list[tuple[str, int]]:
 
 
 def _formula(own: Shares, buffer: Buffer) -> str:
-    row = buffer.row
-    sharded = int(own.plans.zero_stage[0]) >= row.sharded_from
-    over = f" over {int(own.dense[0])}" if sharded else ""
-    instants = ",".join(i for i in INSTANTS if _alive(buffer, i, own.plans))
-    return f"{buffer.dtype}, cut {row.cut}{over}; alive at {instants}"
+    row, over = buffer.row, ""
+    if int(own.plans.zero_stage[0]) >= row.sharded_from:
+        dense, expert = int(own.dense[0]), int(own.expert[0])
+        over = f" over {dense}"
+        if expert != dense and bool((buffer.mask & own.table.expert).any()):
+            over += f", experts over {expert}"
+    kept = row.accumulates and int(own.plans.num_microbatches[0]) > 1
+    return f"{buffer.dtype}, cut {row.cut}{over}; alive at {_instants(row.alive, kept)}"
 
 
-def _alive(buffer: Buffer, instant: Instant, plans: Plans) -> bool:
-    alive = alive_at(buffer, instant, plans)
-    return alive is not None and bool(alive if isinstance(alive, int) else alive[0, 0])
+@lru_cache(maxsize=32)
+def _instants(alive: tuple[Instant, ...], accumulates: bool) -> str:
+    return ",".join(i for i in INSTANTS if i in alive or (accumulates and i == "loss"))
 
 
 def _activation_line(inventory: Inventory, peak: Peak) -> list[Line]:

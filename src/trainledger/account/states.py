@@ -16,7 +16,7 @@ from trainledger.inventory.buffers import NF4_BLOCK, NF4_NESTED_BLOCK, Buffer
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tensors import BoolArray, LocalShapes, TensorTable
 from trainledger.plans import partition, sharding
-from trainledger.plans.plan import Plans
+from trainledger.plans.plan import DEGREE_LIMIT, Plans
 from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Cut, Instant, StateRow
 
 COLUMNS = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "dp_shard", "zero_stage", "num_microbatches")
@@ -44,6 +44,10 @@ class Shares:
     stacked: bool
     known: dict[tuple[object, ...], tuple[IntArray, IntArray]] = dataclasses.field(default_factory=dict)
     """Elements already worked out, for most buffers of an engine are cut alike."""
+    masks: dict[tuple[object, ...], tuple[BoolArray, bool]] = dataclasses.field(default_factory=dict)
+    """Where rows with the same conditions hold, and whether anywhere."""
+    sizes: dict[int, IntArray] = dataclasses.field(default_factory=dict)
+    """Bytes per tensor of the buffers of a single plan, by id: its ledger asks twice."""
 
     def over(self, sharded_from: int) -> tuple[IntArray, IntArray]:
         """(dense, expert) divisors under each plan's zero_stage."""
@@ -123,6 +127,14 @@ def buffer_bytes(own: Shares, buffer: Buffer) -> IntArray:
 
 def tensor_bytes(own: Shares, buffer: Buffer) -> IntArray:
     """[plans, T]: bytes of a buffer per tensor held once, for cuts that keep tensors apart."""
+    if len(own.plans) > 1:
+        return _tensor_bytes(own, buffer)
+    if id(buffer) not in own.sizes:
+        own.sizes[id(buffer)] = _tensor_bytes(own, buffer)
+    return own.sizes[id(buffer)]
+
+
+def _tensor_bytes(own: Shares, buffer: Buffer) -> IntArray:
     elements, storages = tensor_elements(own, buffer.row.cut, buffer.row.sharded_from)
     if buffer.layout == "factored":
         elements = _factored(own, elements, _matrices(own, buffer))
@@ -198,6 +210,13 @@ def megatron_buffers(own: Shares, mask: BoolArray, *, padded: bool) -> tuple[Int
     one. With padding, as under the distributed optimizer, an embedding that both ends of a pipeline hold sits alone in
     a bucket.
     """
+    key: tuple[object, ...] = ("megatron", padded, mask.tobytes())
+    if key not in own.known:
+        own.known[key] = _megatron_buffers(own, mask, padded=padded)
+    return own.known[key]
+
+
+def _megatron_buffers(own: Shares, mask: BoolArray, *, padded: bool) -> tuple[IntArray, IntArray]:
     plans, table = own.plans, own.table
     each = round_up(own.shapes.numel, partition.MEGATRON_PARAM_ALIGN) if padded else own.shapes.numel
     numel = each * own.shapes.copies * mask
@@ -218,12 +237,15 @@ def _unit_elements(own: Shares, chosen: BoolArray, over: IntArray, group: IntArr
     Packing remainders into shared chunks is not followed: a unit counts the elements it holds, so this is the least.
     """
     shapes, slots = own.shapes, own.table.slots
+    # what one rank owns before sharding depends on few columns
+    _, first, which = np.unique(own.plans.tp * DEGREE_LIMIT + own.plans.etp, return_index=True, return_inverse=True)
+    rest, numel = shapes.rest[first], shapes.numel[first]
     padded = np.zeros_like(own.pp_stage)
     for slot in np.unique(slots[chosen]):
         members = chosen & (slots == slot)
-        held = ((shapes.numel * shapes.copies) @ members)[:, None]
-        factor = partition.chunk_factor(shapes.rest[:, members], shapes.numel[:, members])[:, None]
-        padded = padded + own.counts[:, :, slot] * round_up(held, group * factor)
+        held = (shapes.numel[:, members] * shapes.copies[:, members]).sum(axis=1)
+        factor = partition.chunk_factor(rest[:, members], numel[:, members])[which]
+        padded = padded + own.counts[:, :, slot] * round_up(held[:, None], group * factor[:, None])
     return padded // over
 
 
@@ -281,8 +303,8 @@ def account_of(inventory: Inventory, own: Shares, index: IntArray) -> StateAccou
     always: dict[Category, IntArray] = dict.fromkeys(CATEGORIES, zeros)
     passing: dict[tuple[Category, Instant], IntArray] = {}
     for buffer in inventory.buffers:
-        exists = plan_mask(plans, buffer)
-        if not exists.any():
+        exists, anywhere = standing(own, buffer)
+        if not anywhere:
             continue
         amount = buffer_bytes(own, buffer) * exists[:, None]
         category = buffer.row.category
@@ -313,6 +335,16 @@ def on_host(buffer: Buffer, offload: tuple[tuple[Category, ...], ...]) -> bool:
     if buffer.row.offload or buffer.row.not_offload:
         return False
     return buffer.row.sharded_from < 4 and any(buffer.row.category in moves for moves in offload)
+
+
+def standing(own: Shares, buffer: Buffer) -> tuple[BoolArray, bool]:
+    """([plans] where a buffer exists, whether anywhere)."""
+    row = buffer.row
+    key = (row.zero, row.pp, row.only_accumulating)
+    if key not in own.masks:
+        mask = plan_mask(own.plans, buffer)
+        own.masks[key] = mask, bool(mask.any())
+    return own.masks[key]
 
 
 def plan_mask(plans: Plans, buffer: Buffer) -> BoolArray:

@@ -202,12 +202,17 @@ def _in_order(own: Shares, sizes: IntArray, times: IntArray, copies: IntArray) -
 
 def _deepspeed(side: _Side) -> Iterator[Collective]:
     """Bucket all-reduces at every stage below 3, flat all-gather of weights, coalesced ZeRO-3. [deepspeed-z12, -z3]"""
+    if side.once(0, 1, 2).any():
+        yield from _deepspeed_z12(side)
+    if side.once(3).any():
+        yield from _deepspeed_z3(side)
+
+
+def _deepspeed_z12(side: _Side) -> Iterator[Collective]:
     setting = side.setting
     grad, gathered = setting.dtype("reduce"), setting.dtype("gathered")
-    ones = np.ones_like(side.own.pp_stage)
-    bucket = setting.profile.traffic.bucket_elements
     plain = shares_elements(side.own, side.trained, "none")
-    buckets = ceil_div(plain, bucket)
+    buckets = ceil_div(plain, setting.profile.traffic.bucket_elements)
     spread = (side.plans.cp > 1)[:, None]
     cast = side.once(1) + side.once(2) * side.batches
     # with sequence parallelism stages 1 and 2 reduce in fp32 [deepspeed: stage_1_and_2.py 1847]
@@ -217,14 +222,15 @@ def _deepspeed(side: _Side) -> Iterator[Collective]:
     # in bf16 a pipeline at stage 0 runs BF16_Optimizer, which shards the optimizer [deepspeed: engine.py 2014-2018]
     piped = side.once(0) * (side.plans.pp > 1)[:, None] * int(setting.recipe.weight == "bf16")
     if (updated := side.once(1, 2) + piped).any():
-        flat = bytes_of(side.whole(side.trained, "flat"), gathered)
-        yield side.calls("all_gather", "updated weights", gathered, updated * ones, flat, "deepspeed-z12")
-    if (per_batch := side.once(3) * side.batches * ones).any():
-        yield from _deepspeed_z3(side, per_batch, grad, gathered, bucket)
+        flat = side.whole(side.trained, "flat")
+        whole = updated * bytes_of(flat, gathered)
+        yield side.fixed("all_gather", "updated weights", gathered, updated * np.sign(flat), whole, "deepspeed-z12")
 
 
-def _deepspeed_z3(side: _Side, per_batch: IntArray, grad: str, gathered: str, bucket: int) -> Iterator[Collective]:
+def _deepspeed_z3(side: _Side) -> Iterator[Collective]:
     """Two gathers and a scatter per micro-batch; parameters that stay gathered are gathered once, after the step."""
+    grad, gathered = side.setting.dtype("reduce"), side.setting.dtype("gathered")
+    bucket, per_batch = side.setting.profile.traffic.bucket_elements, side.once(3) * side.batches
     table = side.own.table
     small = table.rows * table.rest <= DEEPSPEED_PERSISTENT_ELEMENTS
     moving = side.whole(side.all & ~small, "tensor")
