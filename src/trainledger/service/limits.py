@@ -40,13 +40,13 @@ def check_countable(model: Model, workload: Workload, scenario: Scenario, column
     """Refuse a micro-batch whose activations or traffic, at the very most, pass 2**62 bytes."""
     per_token = sum(sum(t.shape) * t.copies for t in (*model.embedding, *model.final) if len(t.shape) > 1)
     for block in model.blocks:
-        widths = sum(sum(t.shape) * t.copies for t in block.tensors)
+        visited = block.moe.top_k if block.moe is not None else 1
+        widths = sum(sum(t.shape) * (visited if t.role == "expert" else t.copies) for t in block.tensors)
         if scenario.attention == "eager" and block.attention is not None:
             widths += block.attention.heads * workload.seq
         per_token += widths * len(block.layers)
     batches = columns["num_microbatches"]
-    alive = max(min(batches, columns["pp"] * columns["vpp"] * 2), 1)
-    most = _BYTES_PER_ELEMENT * workload.seq * columns["mbs"] * per_token * max(alive, batches)
+    most = _BYTES_PER_ELEMENT * workload.seq * columns["mbs"] * per_token * batches
     if not model.params_only and most > BYTE_LIMIT:
         raise BadInput(
             f"--seq {workload.seq} with mbs={columns['mbs']} and {batches} micro-batches on {model.name} could pass "
