@@ -14,7 +14,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from trainledger.account.activations import activation_bytes
-from trainledger.account.states import shares, state_account
+from trainledger.account.shares import shares
+from trainledger.account.states import state_account
 from trainledger.account.traffic import all_traffic
 from trainledger.facts.by_hand import model_by_hand
 from trainledger.facts.model import Model, Tensor

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import dense, llama, plan_of, setting_of, tiny
-from trainledger.account.states import shares
+from trainledger.account.shares import shares
 from trainledger.account.traffic import all_traffic
 from trainledger.arrays import IntArray
 from trainledger.inventory.inventory import Inventory

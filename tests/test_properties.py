@@ -27,7 +27,8 @@ from strategies import (
 from trainledger import dtypes
 from trainledger.account.activations import activation_bytes
 from trainledger.account.ledger import entry, peak_of, peak_totals
-from trainledger.account.states import account_of, shares, state_account
+from trainledger.account.shares import shares
+from trainledger.account.states import account_of, state_account
 from trainledger.account.traffic import all_traffic, wire_totals
 from trainledger.account.traffic_data import data_traffic
 from trainledger.account.traffic_model import model_traffic

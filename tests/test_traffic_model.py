@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strategies import Call, calls_of, dense, latent, llama, one_call, plan_of, routed, setting_of
-from trainledger.account.states import shares
+from trainledger.account.shares import shares
 from trainledger.account.traffic import all_traffic
 from trainledger.facts.model_load import load_model
 from trainledger.facts.workload import Workload

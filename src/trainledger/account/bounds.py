@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from trainledger.account.ledger import Peak
-from trainledger.account.states import alive_at, buffer_bytes, on_host, plan_mask, shares
+from trainledger.account.shares import shares
+from trainledger.account.states import alive_at, buffer_bytes, on_host, plan_mask
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import BASES, Basis
 from trainledger.plans.plan import Plans

@@ -9,16 +9,8 @@ import numpy as np
 
 from trainledger.account.activations import activation_bytes
 from trainledger.account.collectives import Collective
-from trainledger.account.states import (
-    Shares,
-    StateAccount,
-    account_of,
-    buffer_bytes,
-    on_host,
-    shares,
-    standing,
-    tensor_bytes,
-)
+from trainledger.account.shares import Shares, shares
+from trainledger.account.states import StateAccount, account_of, buffer_bytes, on_host, standing, tensor_bytes
 from trainledger.account.traffic import all_traffic
 from trainledger.arrays import IntArray
 from trainledger.inventory.buffers import Buffer

@@ -10,96 +10,16 @@ import dataclasses
 
 import numpy as np
 
-from trainledger.arrays import IntArray, ceil_div, ints, one_of, round_up
+from trainledger.account.shares import Shares, pooled_elements, shares, tensor_elements
+from trainledger.arrays import IntArray, ceil_div, ints, one_of
 from trainledger.dtypes import bytes_of
 from trainledger.inventory.buffers import NF4_BLOCK, NF4_NESTED_BLOCK, Buffer
 from trainledger.inventory.inventory import Inventory
-from trainledger.inventory.tensors import BoolArray, LocalShapes, TensorTable
-from trainledger.plans import partition, sharding
-from trainledger.plans.plan import DEGREE_LIMIT, Plans
-from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Cut, Instant, StateRow
+from trainledger.inventory.tensors import BoolArray
+from trainledger.plans.plan import Plans
+from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Instant
 
 COLUMNS = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "dp_shard", "zero_stage", "num_microbatches")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """What one rank owns of each tensor before sharding, and how often its stage holds it: arrays of one chunk.
-
-    shapes        [plans, T]
-    counts        [plans, rows, slots]: how often a stage holds each slot
-    held          [plans, rows, T]: the same per tensor, copies not counted
-    pp_stage      [plans, rows]
-    dense, expert [plans]: ranks that share a sharded dense tensor, a sharded routed expert
-    """
-
-    plans: Plans
-    shapes: LocalShapes
-    counts: IntArray
-    held: IntArray
-    pp_stage: IntArray
-    dense: IntArray
-    expert: IntArray
-    table: TensorTable
-    stacked: bool
-    known: dict[tuple[object, ...], tuple[IntArray, IntArray]] = dataclasses.field(default_factory=dict)
-    """Elements already worked out, for most buffers of an engine are cut alike."""
-    masks: dict[tuple[object, ...], tuple[BoolArray, bool]] = dataclasses.field(default_factory=dict)
-    """Where rows with the same conditions hold, and whether anywhere."""
-    sizes: dict[int, IntArray] = dataclasses.field(default_factory=dict)
-    """Bytes per tensor of the buffers of a single plan, by id: its ledger asks twice."""
-
-    def over(self, sharded_from: int) -> tuple[IntArray, IntArray]:
-        """(dense, expert) divisors under each plan's zero_stage."""
-        plans = self.plans
-        return sharding.divisor(plans, self.dense, sharded_from), sharding.divisor(plans, self.expert, sharded_from)
-
-    def total(self, per_tensor: IntArray) -> IntArray:
-        """[plans, rows]: a per-tensor amount [plans, T] summed over what each stage holds."""
-        return np.einsum("ut,urt->ur", per_tensor, self.held)
-
-
-def shares(inventory: Inventory, plans: Plans) -> Shares:
-    """The shares of each plan."""
-    counts, stage = inventory.stage_counts(plans)
-    table = inventory.table
-    return Shares(
-        plans=plans,
-        shapes=table.local(plans, inventory.setting.profile),
-        counts=counts,
-        held=counts[:, :, table.slots],
-        pp_stage=stage,
-        dense=sharding.shard_group(plans, expert=False),
-        expert=sharding.shard_group(plans, expert=True),
-        table=table,
-        stacked=inventory.setting.profile.experts_stacked,
-    )
-
-
-def tensor_elements(own: Shares, cut: str, sharded_from: int) -> tuple[IntArray, IntArray]:
-    """([plans, T] elements of one storage, [plans, T] storages of it) for the cuts that keep tensors apart."""
-    key: tuple[object, ...] = (cut, sharded_from)
-    if key not in own.known:
-        own.known[key] = _tensor_elements(own, cut, sharded_from)
-    return own.known[key]
-
-
-def _tensor_elements(own: Shares, cut: str, sharded_from: int) -> tuple[IntArray, IntArray]:
-    shapes = own.shapes
-    dense, expert = own.over(sharded_from)
-    over = np.where(own.table.expert, expert[:, None], dense[:, None])
-    if cut == "none":
-        return shapes.numel, shapes.copies
-    if cut == "tensor":
-        return partition.per_tensor(shapes.numel, over), shapes.copies
-    if not own.stacked or not own.table.expert.any():
-        return partition.dim0(shapes.rows, shapes.rest, over), shapes.copies
-    # stacked experts are cut along the experts, or along their rows where more ranks than experts share them
-    along_experts = partition.dim0(shapes.copies, shapes.numel, over)
-    along_rows = shapes.copies * partition.dim0(shapes.rows, shapes.rest, over)
-    stacked = np.where(over <= shapes.copies, along_experts, along_rows)
-    whole = partition.dim0(shapes.rows, shapes.rest, over)
-    return np.where(own.table.expert, stacked, whole), np.where(own.table.expert, 1, shapes.copies)
 
 
 def buffer_bytes(own: Shares, buffer: Buffer) -> IntArray:
@@ -107,7 +27,7 @@ def buffer_bytes(own: Shares, buffer: Buffer) -> IntArray:
     row = buffer.row
     if row.elements:
         fixed = bytes_of(ints(row.elements * row.copies), buffer.dtype)
-        return np.broadcast_to(fixed[:, None], own.pp_stage.shape) * (own.held.sum(axis=2) > 0)
+        return np.broadcast_to(fixed[:, None], own.pp_stage.shape) * (own.counts.sum(axis=2) > 0)
     if row.select == "largest_unit":
         return _unit_bytes(own, buffer)
     if row.select == "largest_tensor":
@@ -117,7 +37,7 @@ def buffer_bytes(own: Shares, buffer: Buffer) -> IntArray:
     if row.cut in ("none", "dim0", "tensor"):
         amount = own.total(tensor_bytes(own, buffer))
     else:
-        dense, expert = _pooled_elements(own, buffer)
+        dense, expert = pooled_elements(own, buffer)
         amount = _dtype_bytes(buffer, dense) + _dtype_bytes(buffer, expert)
     amount = amount * (row.copies * buffer.copies)
     if row.cap:
@@ -169,100 +89,20 @@ def _dtype_bytes(buffer: Buffer, elements: IntArray) -> IntArray:
     return bytes_of(elements, buffer.dtype)
 
 
-def _pooled_elements(own: Shares, buffer: Buffer) -> tuple[IntArray, IntArray]:
-    """([plans, rows] dense, expert) elements one rank stores where tensors share a buffer."""
-    key = (buffer.row.cut, buffer.row.sharded_from, buffer.layout == "factored", buffer.mask.tobytes())
-    if key not in own.known:
-        own.known[key] = _pool(own, buffer)
-    return own.known[key]
-
-
-def _pool(own: Shares, buffer: Buffer) -> tuple[IntArray, IntArray]:
-    cut, shapes = buffer.row.cut, own.shapes
-    over_dense, over_expert = own.over(buffer.row.sharded_from)
-    numel = _factored(own, shapes.numel, 1) if buffer.layout == "factored" else shapes.numel
-    if cut == "bucket":
-        dense, expert = megatron_buffers(own, buffer.mask, padded=True)
-        return dense // over_dense[:, None], expert // over_expert[:, None]
-    amounts: list[IntArray] = []
-    for chosen, over, group in (
-        (buffer.mask & ~own.table.expert, over_dense[:, None], own.dense[:, None]),
-        (buffer.mask & own.table.expert, over_expert[:, None], own.expert[:, None]),
-    ):
-        if not chosen.any():
-            amounts.append(np.zeros_like(own.pp_stage))
-            continue
-        total = own.total(numel * shapes.copies * chosen)
-        match cut:
-            case "flat":
-                amounts.append(round_up(total, 2 * group) // over)
-            case "unit":
-                amounts.append(_unit_elements(own, chosen, over, group))
-            case _:
-                amounts.append(ceil_div(total, over))
-    return amounts[0], amounts[1]
-
-
-def megatron_buffers(own: Shares, mask: BoolArray, *, padded: bool) -> tuple[IntArray, IntArray]:
-    """([plans, rows] dense, expert) elements of Megatron's whole buffers. [megatron: param_and_grad_buffer.py 888-932]
-
-    Experts have a buffer of their own where their group differs: with ep 1 and etp equal to tp they share the dense
-    one. With padding, as under the distributed optimizer, an embedding that both ends of a pipeline hold sits alone in
-    a bucket.
-    """
-    key: tuple[object, ...] = ("megatron", padded, mask.tobytes())
-    if key not in own.known:
-        own.known[key] = _megatron_buffers(own, mask, padded=padded)
-    return own.known[key]
-
-
-def _megatron_buffers(own: Shares, mask: BoolArray, *, padded: bool) -> tuple[IntArray, IntArray]:
-    plans, table = own.plans, own.table
-    each = round_up(own.shapes.numel, partition.MEGATRON_PARAM_ALIGN) if padded else own.shapes.numel
-    numel = each * own.shapes.copies * mask
-    apart = ((plans.ep > 1) | (plans.etp != plans.tp))[:, None]
-    expert = own.total(numel * table.expert)
-    dense = own.total(numel * ~table.expert) + expert * ~apart
-    if not padded:
-        return dense, expert * apart
-    alone = own.total(numel * table.shared) * (plans.pp > 1)[:, None]
-    group = own.dense[:, None]
-    whole = partition.bucket_padded(dense - alone, group) + partition.bucket_padded(alone, group)
-    return whole, partition.bucket_padded(expert * apart, own.expert[:, None])
-
-
-def _unit_elements(own: Shares, chosen: BoolArray, over: IntArray, group: IntArray) -> IntArray:
-    """Megatron-FSDP: the buckets of all units, each padded to the ranks times its chunk factor. [megatron-fsdp]
-
-    Packing remainders into shared chunks is not followed: a unit counts the elements it holds, so this is the least.
-    """
-    shapes, slots = own.shapes, own.table.slots
-    # what one rank owns before sharding depends on few columns
-    _, first, which = np.unique(own.plans.tp * DEGREE_LIMIT + own.plans.etp, return_index=True, return_inverse=True)
-    rest, numel = shapes.rest[first], shapes.numel[first]
-    padded = np.zeros_like(own.pp_stage)
-    for slot in np.unique(slots[chosen]):
-        members = chosen & (slots == slot)
-        held = (shapes.numel[:, members] * shapes.copies[:, members]).sum(axis=1)
-        factor = partition.chunk_factor(rest[:, members], numel[:, members])[which]
-        padded = padded + own.counts[:, :, slot] * round_up(held[:, None], group * factor[:, None])
-    return padded // over
-
-
 def _unit_bytes(own: Shares, buffer: Buffer) -> IntArray:
     """[plans, rows]: the largest thing gathered at once, a block, the embedding or the output layer, `copies` times.
 
     An FP8 gather carries weight matrices in FP8 and the rest in bf16.
     """
-    row, elements = buffer.row, own.shapes.numel * own.shapes.copies
+    row, elements = buffer.row, own.few.numel * own.few.copies
     held = bytes_of(elements, buffer.dtype)
     if buffer.dtype == "fp8":
         held = np.where(own.table.linear, held, bytes_of(elements, "bf16"))
-    slot_of = np.eye(own.table.num_slots, dtype=np.int64)[own.table.slots]
-    largest = np.max(np.where(own.counts > 0, (held @ slot_of)[:, None, :], 0), axis=2) * row.copies
+    units = own.table.by_slot(held)[own.kind]
+    largest = np.max((own.filled > 0) * units[:, None, :], axis=2) * row.copies
     if not row.floor:
         return largest
-    return np.minimum(np.maximum(largest, bytes_of(ints(row.floor), buffer.dtype)), own.total(held))
+    return np.minimum(np.maximum(largest, bytes_of(ints(row.floor), buffer.dtype)), own.total_few(held))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,13 +205,3 @@ def alive_at(buffer: Buffer, instant: Instant, plans: Plans) -> IntArray | int |
     if buffer.row.accumulates and instant == "loss":
         return (plans.num_microbatches > 1)[:, None].astype(np.int64)
     return None
-
-
-def shares_elements(own: Shares, mask: BoolArray, cut: Cut) -> IntArray:
-    """[plans, rows]: elements of the masked tensors on one rank: of one shard, or whole where `cut` is none."""
-    row = StateRow(category="weights", what="", dtype="", cut=cut, sharded_from=4 if cut == "none" else 0)
-    if cut in ("none", "dim0", "tensor"):
-        elements, storages = tensor_elements(own, cut, row.sharded_from)
-        return own.total(elements * storages * mask)
-    dense, expert = _pooled_elements(own, Buffer(row=row, what="", dtype="", mask=mask))
-    return dense + expert

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from trainledger.account.collectives import Collective
-from trainledger.account.states import COLUMNS, Shares, shares
+from trainledger.account.shares import Shares, shares
+from trainledger.account.states import COLUMNS
 from trainledger.account.traffic_data import data_traffic
 from trainledger.account.traffic_model import model_traffic
 from trainledger.arrays import FloatArray, IntArray

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from trainledger.account.collectives import Collective, Op, collective, summed
-from trainledger.account.states import Shares, megatron_buffers, shares_elements
+from trainledger.account.shares import Shares, megatron_buffers, shares_elements
 from trainledger.arrays import IntArray, ceil_div, one_of
 from trainledger.dtypes import bytes_of
 from trainledger.inventory.inventory import Inventory
@@ -46,10 +46,7 @@ class _Side:
 
     def units(self, mask: BoolArray) -> IntArray:
         """[plans, rows]: separately gathered units of the masked tensors: blocks, embedding, what follows the last."""
-        slots = self.own.table.slots
-        holds = self.own.held * mask
-        per_slot = [np.max(holds[:, :, slots == s], axis=2) for s in np.unique(slots[mask])]
-        return sum(per_slot, start=np.zeros_like(self.own.pp_stage))
+        return self.own.times(mask)
 
     def once(self, *stages: int) -> IntArray:
         """[plans, 1]: 1 under the named zero_stages."""
@@ -169,7 +166,7 @@ def _gathered_bytes(side: _Side, gathered: str) -> IntArray:
 
 
 def _has_elements(side: _Side, mask: BoolArray) -> IntArray:
-    return ((side.own.held * mask).sum(axis=2) > 0).astype(np.int64)
+    return (side.own.times(mask) > 0).astype(np.int64)
 
 
 def _ddp_buckets(side: _Side, dtype: str) -> IntArray:

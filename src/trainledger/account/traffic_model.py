@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from trainledger.account.collectives import Collective, collective, summed
-from trainledger.account.states import Shares
+from trainledger.account.shares import Shares
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
 from trainledger.facts.model import Block
@@ -96,7 +96,7 @@ def _tensor(step: _Step) -> Iterator[Collective]:
     if step.rules.style == "megatron":
         grad = step.setting.dtype("grad")
         whole = step.own.table.trainable & (step.own.table.tp_dim == -1) & ~step.own.table.expert
-        elements = step.own.total(step.own.shapes.numel * step.own.shapes.copies * whole)
+        elements = step.own.total_few(step.own.few.numel * step.own.few.copies * whole)
         marked = (elements > 0) * sp
         yield collective(
             "all_reduce", "tp", "gradients of norms", grad, tp, marked, bytes_of(elements, grad), "megatron-finalize"
@@ -205,7 +205,7 @@ def _shared_weights(step: _Step) -> Iterator[Collective]:
         return
     grad = step.setting.dtype("grad")
     tensor = int(np.nonzero(copies)[0][0])
-    elements = (step.own.shapes.numel[:, tensor])[:, None]
+    elements = step.own.few.numel[:, tensor][step.own.kind][:, None]
     ends = np.where(step.plans.pp > 1, 2, 1)
     count = np.maximum(step.first, step.last)
     yield collective(

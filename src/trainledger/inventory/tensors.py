@@ -35,6 +35,7 @@ class TensorTable:
     copies        tensors of this shape in one block (routed experts)
     vocab         rows are the vocabulary, which engines pad
     shared        an embedding that both ends of a pipeline hold: the first stage's and the last one's copy
+    starts, filled  where the tensors of each slot begin, and the slots that have any, in order
     """
 
     names: tuple[str, ...]
@@ -51,6 +52,12 @@ class TensorTable:
     vocab: BoolArray
     shared: BoolArray
     num_slots: int
+    starts: IntArray
+    filled: IntArray
+
+    def by_slot(self, per_tensor: IntArray) -> IntArray:
+        """[..., S]: a per-tensor amount [..., T] summed over the tensors of each slot that has any."""
+        return np.add.reduceat(per_tensor, self.starts, axis=-1)
 
     def local(self, plans: Plans, profile: Profile) -> LocalShapes:
         """What one tensor-, expert-parallel rank owns before any ZeRO sharding: arrays [plans, T]."""
@@ -99,6 +106,7 @@ def tensor_table(model: Model, workload: Workload) -> TensorTable:
     linear = np.array([t.linear and t.role not in ("head", "embedding", "router") for t in tensors])
     adapters = np.array([adapter for _, _, adapter in entries])
     slots = np.array([slot for slot, _, _ in entries], dtype=np.int64)
+    starts = np.flatnonzero(np.diff(slots, prepend=-1))
     copied = slots == len(model.blocks) + 2
     embedding = (slots == 0) & np.array([t.role == "embedding" for t in tensors])
     return TensorTable(
@@ -116,6 +124,8 @@ def tensor_table(model: Model, workload: Workload) -> TensorTable:
         vocab=np.array([t.role in ("embedding", "head") and t.tp_dim == 0 for t in tensors]),
         shared=copied | (embedding & copied.any()),
         num_slots=len(model.blocks) + 4,
+        starts=starts,
+        filled=slots[starts],
     )
 
 
