@@ -12,9 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from pages import cli, engines, executed, rules, rules_of_thumb
+from pages import cli, engines, executed, formulas, hardware, models, rules, rules_of_thumb
 
 ROOT = Path(__file__).resolve().parent.parent
+CHAPTERS = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("accounting", "parallelism", "communication", "howto", "tutorial")),
+)
+"""Pages written by hand that show commands."""
 
 
 class Page(NamedTuple):
@@ -34,7 +39,10 @@ PAGES: tuple[Page, ...] = (
     Page("docs/engines.md", engines.render),
     Page("docs/rules.md", rules.render),
     Page("docs/rules-of-thumb.md", rules_of_thumb.render),
-    *(_executed(path) for path in ("README.md",) if (ROOT / path).is_file()),
+    Page("docs/models.md", models.render),
+    Page("docs/hardware.md", hardware.render),
+    Page("docs/formulas.md", formulas.render),
+    *map(_executed, CHAPTERS),
 )
 
 
