@@ -16,9 +16,9 @@ Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send",
 class Collective:
     """Calls of one kind on one group in one optimizer step, on one rank of each stage: arrays [plans, rows].
 
-    ranks                 [plans]: size of the group; a group of one sends nothing and issues no call
-    count                 calls per step
-    in_bytes, out_bytes   of all calls together: what this rank passes in, what it gets out
+    ranks   [plans]: size of the group; a group of one sends nothing and issues no call
+    count   calls per step
+    total   bytes of all calls together on the whole side: input of a reduction, output of a gather, what is sent
     """
 
     op: Op
@@ -27,9 +27,22 @@ class Collective:
     dtype: str
     ranks: IntArray
     count: IntArray
-    in_bytes: IntArray
-    out_bytes: IntArray
+    total: IntArray
     cite: str = ""
+
+    @property
+    def in_bytes(self) -> IntArray:
+        """What this rank passes in; of a gather its share."""
+        if self.op == "all_gather":
+            return self.total // self.ranks[:, None]
+        return np.zeros_like(self.total) if self.op == "recv" else self.total
+
+    @property
+    def out_bytes(self) -> IntArray:
+        """What this rank gets out; of a scatter its share."""
+        if self.op == "reduce_scatter":
+            return self.total // self.ranks[:, None]
+        return np.zeros_like(self.total) if self.op == "send" else self.total
 
     def wire_bytes(self) -> FloatArray:
         """[plans, rows]: bytes this rank sends under the ring algorithm; float, because modelled.
@@ -37,18 +50,12 @@ class Collective:
         all-reduce 2 (N-1)/N of its input, all-gather and reduce-scatter (N-1)/N of the whole, all-to-all the part
         that leaves the rank. [thakur-2005: sections 4.1-4.4]
         """
+        if self.op == "send":
+            return self.total.astype(np.float64)
+        if self.op == "recv":
+            return np.zeros(self.total.shape)
         away = ((self.ranks - 1) / self.ranks)[:, None]
-        match self.op:
-            case "all_reduce":
-                return 2.0 * away * self.in_bytes
-            case "all_gather":
-                return away * self.out_bytes
-            case "reduce_scatter" | "all_to_all":
-                return away * self.in_bytes
-            case "send":
-                return self.in_bytes.astype(np.float64)
-            case "recv":
-                return np.zeros(self.in_bytes.shape)
+        return 2.0 * away * self.total if self.op == "all_reduce" else away * self.total
 
 
 def collective(
@@ -63,27 +70,10 @@ def summed(
 ) -> Collective:
     """A Collective whose calls, which may differ in size, move `total` bytes together on the whole side.
 
-    The other side of an all-gather or reduce-scatter is 1/ranks of it. Where the group is one rank all is zero.
+    Where the group is one rank all is zero.
     """
-    active = (ranks > 1)[:, None]
-    count, whole = count * active, total * active
-    in_bytes = out_bytes = whole
-    if op == "all_gather":
-        in_bytes = whole // ranks[:, None]
-    elif op == "reduce_scatter":
-        out_bytes = whole // ranks[:, None]
-    elif op == "send":
-        out_bytes = np.zeros_like(whole)
-    elif op == "recv":
-        in_bytes = np.zeros_like(whole)
-    return Collective(
-        op=op,
-        group=group,
-        what=what,
-        dtype="uint8" if dtype == "fp8" else dtype,
-        ranks=ranks,
-        count=count,
-        in_bytes=in_bytes,
-        out_bytes=out_bytes,
-        cite=cite,
-    )
+    if ranks.min() == 1:
+        active = (ranks > 1)[:, None]
+        count, total = count * active, total * active
+    width = "uint8" if dtype == "fp8" else dtype
+    return Collective(op=op, group=group, what=what, dtype=width, ranks=ranks, count=count, total=total, cite=cite)

@@ -15,7 +15,7 @@ from trainledger.arrays import IntArray, ceil_div, ints, one_of
 from trainledger.dtypes import bytes_of
 from trainledger.inventory.buffers import NF4_BLOCK, NF4_NESTED_BLOCK, Buffer
 from trainledger.inventory.inventory import Inventory
-from trainledger.inventory.tensors import BoolArray
+from trainledger.inventory.tensors import BoolArray, LocalShapes
 from trainledger.plans.plan import Plans
 from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Instant
 
@@ -34,7 +34,9 @@ def buffer_bytes(own: Shares, buffer: Buffer) -> IntArray:
         return bytes_of(np.max(own.shapes.numel[:, None, :] * (own.held > 0) * buffer.mask, axis=2), buffer.dtype)
     if row.select == "largest_module":
         return np.broadcast_to(bytes_of(ints(buffer.elements), buffer.dtype)[:, None], own.pp_stage.shape)
-    if row.cut in ("none", "dim0", "tensor"):
+    if row.cut == "none" and len(own.plans) > 1:
+        amount = own.total_few(_sized(own.few, buffer, own.few.numel, own.few.copies, 1))
+    elif row.cut in ("none", "dim0", "tensor"):
         amount = own.total(tensor_bytes(own, buffer))
     else:
         dense, expert = pooled_elements(own, buffer)
@@ -56,18 +58,19 @@ def tensor_bytes(own: Shares, buffer: Buffer) -> IntArray:
 
 def _tensor_bytes(own: Shares, buffer: Buffer) -> IntArray:
     elements, storages = tensor_elements(own, buffer.row.cut, buffer.row.sharded_from)
+    return _sized(own.shapes, buffer, elements, storages, _matrices(own, buffer))
+
+
+def _sized(
+    shapes: LocalShapes, buffer: Buffer, elements: IntArray, storages: IntArray, matrices: IntArray | int
+) -> IntArray:
+    """Bytes of `storages` that hold `elements` each; a factored moment has rows and columns of stacked `matrices`."""
     if buffer.layout == "factored":
-        elements = _factored(own, elements, _matrices(own, buffer))
+        # Adafactor averages rows and columns of matrices; vectors keep one value per element
+        elements = np.where(shapes.rest > 1, ceil_div(elements, shapes.rest) + matrices * shapes.rest, elements)
     if buffer.row.per > 1:
         elements = ceil_div(elements, buffer.row.per)
     return _dtype_bytes(buffer, elements) * storages * buffer.mask
-
-
-def _factored(own: Shares, elements: IntArray, matrices: IntArray | int) -> IntArray:
-    """Adafactor's row and column averages of `matrices` together; vectors keep one value per element."""
-    rest = own.shapes.rest
-    rows = ceil_div(elements, rest)
-    return np.where(rest > 1, rows + matrices * rest, elements)
 
 
 def _matrices(own: Shares, buffer: Buffer) -> IntArray | int:
