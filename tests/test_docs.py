@@ -138,7 +138,7 @@ def test_files_shown_are_the_files() -> None:
     assert found == {name: text_of(name) for name in found}
 
 
-@pytest.mark.parametrize("page", ["docs/accounting.md", "docs/communication.md"])
+@pytest.mark.parametrize("page", ["docs/accounting.md", "docs/parallelism.md", "docs/communication.md"])
 def test_a_worked_problem_agrees_with_the_ledger(page: str) -> None:
     """Every large figure that the arithmetic by hand prints, the ledger prints too."""
     worked = text_of(page).split("## Worked problem")[1]
