@@ -8,7 +8,7 @@ from trainledger.cli.flags import GROUPS, Flag, flags
 from trainledger.cli.verbs import VERBS, Verb
 from trainledger.report.document import BLANK, Document, Table, Text, left
 
-SUMMARY = "Predict what training a large model holds, moves and computes, and prove it line by line."
+SUMMARY = "Predict what training a large model holds and moves, line by line, for the engine that will run it."
 EXIT_CODES = {
     0: "it fits, or the question is answered",
     1: "an error: something cannot be read, is not known, or a named rule refuses it",

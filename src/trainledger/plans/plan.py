@@ -153,9 +153,10 @@ def data_parallel_degree(gpus: int, tp: int, pp: int, cp: int) -> int:
     if model_parallel < 1:
         raise BadInput(f"tp={tp}, pp={pp}, cp={cp}: every degree must be at least 1")
     if gpus % model_parallel:
+        below = gpus // model_parallel * model_parallel
+        near = f"{below} or {below + model_parallel}" if below else str(model_parallel)
         raise UsageError(
             f"--gpus {gpus} is not a multiple of tp x pp x cp = {tp} x {pp} x {cp} = {model_parallel} "
-            f"(remainder {gpus % model_parallel}); use {gpus // model_parallel * model_parallel or model_parallel} or "
-            f"{(gpus // model_parallel + 1) * model_parallel} GPUs, or change a degree"
+            f"(remainder {gpus % model_parallel}); use {near} GPUs, or change a degree"
         )
     return gpus // model_parallel

@@ -123,7 +123,8 @@ def _batch_remains(gbs: int, plans: Plans) -> Mask:
 
 
 def _fills_pipeline(setting: Setting, plans: Plans) -> Mask:
-    return plans.num_microbatches < plans.pp
+    """Without a global batch the number of micro-batches is nobody's choice, so nothing is said of it."""
+    return (plans.num_microbatches < plans.pp) & (setting.workload.gbs is not None)
 
 
 def _cp_seq(setting: Setting, plans: Plans) -> Mask:

@@ -29,6 +29,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
 
 
+KNOBS = ("mbs", "recompute", "zero", "tp", "pp", "cp", "optimizer", "offload", "gpus")
+"""From the cheapest to the dearest."""
+
+
+def cost_of(change: Change) -> tuple[int, int]:
+    """Sorts changes: the cheapest knob first; of more GPUs the fewest, else what leaves most memory."""
+    return KNOBS.index(change.knob), int(change.after) if change.knob == "gpus" else change.total_bytes
+
+
 def smallest_change(setting: Setting, plans: Plans) -> Change | None:
     """The first change, in order of cost, whose plan passes every rule and fits; None where none does.
 
@@ -71,7 +80,7 @@ def _changes(setting: Setting, plans: Plans) -> Iterator[tuple[str, str, list[st
             offload = (*scenario.offload, place)
             before = ",".join(scenario.offload) or "none"
             yield "offload", before, [",".join(offload)], _with(setting, offload=offload), plans
-    factors = [2**k for k in range(1, MOST_GPUS_FACTOR.bit_length())]
+    factors = range(2, MOST_GPUS_FACTOR + 1)
     grown = make_plans({**row, "dp_shard": [row["dp_shard"] * f for f in factors]})
     gpus = int(plans.gpus[0])
     yield "gpus", str(gpus), [str(gpus * f) for f in factors], setting, grown

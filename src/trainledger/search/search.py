@@ -14,12 +14,13 @@ from trainledger.account.states import state_account
 from trainledger.account.traffic import wire_totals
 from trainledger.arrays import FloatArray, IntArray
 from trainledger.errors import MissingFact
+from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, Scenario
 from trainledger.plans.setting import Setting
 from trainledger.plans.space import grid
 from trainledger.rules import PLANNER, violations
-from trainledger.search.change import Change, smallest_change
+from trainledger.search.change import Change, cost_of, smallest_change
 
 CHUNK = 1 << 17
 """Plans accounted for at once: small enough that the arrays stay in cache and memory stays flat."""
@@ -66,6 +67,10 @@ class _Scored:
     wire: FloatArray
 
 
+Place = tuple[_Scored, int]
+"""A plan: the scored set that has it, and its row there."""
+
+
 def run_search(
     base: Setting, *, gpus: int, fixed: Mapping[str, int], recomputes: tuple[str, ...], top: int
 ) -> SearchResult:
@@ -77,8 +82,9 @@ def run_search(
     if base.accelerator is None:
         raise MissingFact("a plan is ranked by the memory it leaves free: name a card with --gpu, or a --cluster")
     usable = base.accelerator.usable_bytes
-    gbs = base.workload.gbs or gpus
-    base = dataclasses.replace(base, workload=msgspec.structs.replace(base.workload, gbs=gbs))
+    workload = base.workload
+    gbs = workload.gbs or gpus
+    base = dataclasses.replace(base, workload=msgspec.structs.replace(workload, gbs=gbs))
     rejected: dict[str, int] = {}
     scored: list[_Scored] = []
     evaluated = 0
@@ -90,9 +96,6 @@ def run_search(
         scored.extend(_score(inventory, plans, rejected))
     kept, nearest = _split(scored, usable, rejected)
     ranked = _ranked(kept)
-    change = None
-    if not ranked and nearest is not None:
-        change = smallest_change(nearest[0].inventory.setting, nearest[0].plans.take(slice(nearest[1], nearest[1] + 1)))
     return SearchResult(
         gbs=gbs,
         evaluated=evaluated,
@@ -100,7 +103,7 @@ def run_search(
         rejected=dict(sorted(rejected.items(), key=lambda item: -item[1])),
         plans=[_candidate(*place, usable) for place in ranked[:top]],
         pareto=[_candidate(*place, usable) for place in _pareto(kept)[:PARETO_LIMIT]],
-        smallest_change=change,
+        smallest_change=None if ranked else _smallest_change(nearest, workload),
     )
 
 
@@ -131,27 +134,40 @@ def _legal(setting: Setting, plans: Plans, rejected: dict[str, int]) -> Plans:
     return plans.take(np.nonzero(open_to_blame)[0])
 
 
-def _split(
-    scored: list[_Scored], usable: int, rejected: dict[str, int]
-) -> tuple[list[_Scored], tuple[_Scored, int] | None]:
-    """(the part of each that fits, the plan that holds least)."""
+def _split(scored: list[_Scored], usable: int, rejected: dict[str, int]) -> tuple[list[_Scored], list[Place]]:
+    """(the part of each that fits, the plan that holds least of each zero_stage)."""
     kept: list[_Scored] = []
-    nearest: tuple[_Scored, int] | None = None
+    nearest: dict[int, Place] = {}
     for part in scored:
         fits = part.total <= usable
         if (over := int((~fits).sum())) > 0:
             rejected[DOES_NOT_FIT] = rejected.get(DOES_NOT_FIT, 0) + over
-        least = int(np.argmin(part.total))
-        if nearest is None or part.total[least] < nearest[0].total[nearest[1]]:
-            nearest = (part, least)
-        rows = np.nonzero(fits)[0]
-        if len(rows):
-            kept.append(
-                _Scored(
-                    inventory=part.inventory, plans=part.plans.take(rows), total=part.total[rows], wire=part.wire[rows]
-                )
-            )
-    return kept, nearest
+        for stage in np.unique(part.plans.zero_stage).tolist():
+            rows = np.nonzero(part.plans.zero_stage == stage)[0]
+            least = int(rows[np.argmin(part.total[rows])])
+            if stage not in nearest or part.total[least] < nearest[stage][0].total[nearest[stage][1]]:
+                nearest[stage] = (part, least)
+        if fits.any():
+            kept.append(_rows(part, np.nonzero(fits)[0]))
+    return kept, list(nearest.values())
+
+
+def _rows(part: _Scored, rows: IntArray) -> _Scored:
+    return _Scored(
+        inventory=part.inventory, plans=part.plans.take(rows), total=part.total[rows], wire=part.wire[rows]
+    )
+
+
+def _smallest_change(nearest: list[Place], workload: Workload) -> Change | None:
+    """The cheapest change among those of the plans that come closest under each zero_stage.
+
+    `workload` is the user's own: a global batch that was only assumed grows with the job.
+    """
+    changes = []
+    for part, row in nearest:
+        setting = dataclasses.replace(part.inventory.setting, workload=workload)
+        changes.append(smallest_change(setting, part.plans.take(slice(row, row + 1))))
+    return min((change for change in changes if change is not None), key=cost_of, default=None)
 
 
 def _places(kept: list[_Scored]) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
@@ -161,7 +177,7 @@ def _places(kept: list[_Scored]) -> tuple[IntArray, IntArray, IntArray, FloatArr
     return part, row, np.concatenate([k.total for k in kept]), np.concatenate([k.wire for k in kept])
 
 
-def _ranked(kept: list[_Scored]) -> list[tuple[_Scored, int]]:
+def _ranked(kept: list[_Scored]) -> list[Place]:
     """Most headroom first; of equals the one that sends less."""
     if not kept:
         return []
@@ -170,7 +186,7 @@ def _ranked(kept: list[_Scored]) -> list[tuple[_Scored, int]]:
     return [(kept[int(part[i])], int(row[i])) for i in order]
 
 
-def _pareto(kept: list[_Scored]) -> list[tuple[_Scored, int]]:
+def _pareto(kept: list[_Scored]) -> list[Place]:
     """Plans that no other beats in both memory and traffic, from least memory to least traffic."""
     if not kept:
         return []
