@@ -11,6 +11,7 @@ from strategies import Held, dense, elements, held, latent, llama, owned, plan_o
 from trainledger.account.ledger import entry
 from trainledger.facts.cluster import find_accelerator
 from trainledger.facts.model import Model
+from trainledger.facts.model_load import load_model
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.partition import chunk_factor, megatron_layout
@@ -122,9 +123,10 @@ def test_kv_heads_are_copied_where_tp_exceeds_them() -> None:
             assert rows == model.hidden_size // 8
 
 
-def test_an_embedding_that_both_ends_hold_is_alone_in_its_bucket() -> None:
+@pytest.mark.parametrize("shards", [24, 200, 640])
+def test_an_embedding_that_both_ends_hold_is_alone_in_its_bucket(shards: int) -> None:
     """The layout closes a bucket before and after it; both ends pad twice. [distrib_optimizer.py 530-572]"""
-    model, shards = MODELS["tied"], 24
+    model = MODELS["tied"]
     half = model.num_layers // 2
     word = up(model.vocab_size, 128) * model.hidden_size
     first = [t.numel for t in owned(model, layers=range(half), ends=(False, False)) for _ in range(t.times)]
@@ -216,6 +218,17 @@ def test_megatron_fsdp_gathers_ahead_and_queues_whole_small_models() -> None:
     block = elements(owned(MODELS["small"], layers=range(1), ends=(False, False)))
     assert found.bytes["buffers", "loss"] == 2 * block + 2 * total
     assert found.bytes["buffers", "backward"] == 2 * block + 2 * total + 2 * total
+
+
+def test_megatron_fsdp_gathers_half_a_billion_ahead_and_queues_a_billion() -> None:
+    """Where a unit is smaller than that; the queue of stage 2 as well. [megatron_fsdp.py 420-444]"""
+    model = load_model("mistral-7b-v0.1")
+    block = elements(owned(model, layers=range(1), ends=(False, False)))
+    assert block < 500_000_000
+    three, two = (held(setting_of(model, engine="megatron"), dp_shard=8, zero_stage=stage) for stage in (3, 2))
+    assert three.bytes["buffers", "loss"] == 2 * block + 2 * 500_000_000
+    assert three.bytes["buffers", "backward"] == 2 * block + 2 * 500_000_000 + 2 * 1_000_000_000
+    assert two.bytes["buffers", "backward"] == 2 * 1_000_000_000
 
 
 def test_a_chunk_factor_grows_by_least_common_multiples() -> None:

@@ -83,6 +83,7 @@ def test_stages_1_and_2_gather_once_and_keep_16_bit_weights_through_the_step(nam
         assert one.at("rest") == 12 * share
         assert one.bytes["weights", "loss"] == 4 * share + 2 * model.total_params
         assert one.bytes["gradients", "step"] == 4 * share
+        assert one.bytes["buffers", "backward"] == 4 * unit(model)
         # stage 2 accumulates on the shard, stage 1 keeps whole gradients in the reduction's dtype
         assert two.bytes["gradients", "loss"] == (4 * model.total_params if stage == 1 else 4 * share)
 
@@ -135,6 +136,14 @@ def test_experts_are_cut_along_experts_then_along_their_rows(shards: int) -> Non
         experts_or_rows = -(-local // shards) * t.rows if shards <= local else local * -(-t.rows // shards)
         share += experts_or_rows * t.rest * t.times // local
     assert found.at("step") == 16 * share
+
+
+def test_as_many_ranks_as_experts_take_one_each() -> None:
+    """Three experts on three ranks are cut along the experts, though 64 rows do not divide by three."""
+    model = routed(3)
+    tensors = owned(model)
+    share = stored([t for t in tensors if not t.expert], 3) + elements([t for t in tensors if t.expert]) // 3
+    assert held(setting_of(model, engine="torchtitan"), dp_shard=3, zero_stage=3).at("step") == 16 * share
 
 
 def test_cpu_offload_moves_shards_gradients_and_moments() -> None:

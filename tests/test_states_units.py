@@ -95,6 +95,13 @@ def test_virtual_stages_fall_on_every_pp_th_chunk() -> None:
         assert found.of("weights") == 2 * (expected + elements(ends))
 
 
+def test_a_stage_of_an_uneven_layout_sums_its_chunks() -> None:
+    """Chunks of 0, 3, 1, 0 layers on 2 stages: the first holds chunks 0 and 2, the second 1 and 3."""
+    setting = setting_of(dense(), engine="megatron", schedule="interleaved", pp_layout=(0, 3, 1, 0))
+    table = Inventory(setting).stages(2, 2)
+    assert table.counts[:, 1].tolist() == [1, 3]
+
+
 @pytest.mark.parametrize(("engine", "split"), [("paper", [2, 2, 1, 1]), ("torchtitan", [1, 2, 2, 1])])
 def test_layers_that_do_not_divide_fall_by_the_engines_rule(engine: str, split: list[int]) -> None:
     table = Inventory(setting_of(dense(layers=6), engine=engine)).stages(4, 1)

@@ -137,11 +137,12 @@ def test_an_interleaved_schedule_hops_m_times_p_v_minus_1(pp: int, vpp: int, bat
     assert total == batches * (pp * vpp - 1)
 
 
+@pytest.mark.parametrize("pp", [2, 4])
 @pytest.mark.parametrize("tied", [False, True])
-def test_an_embedding_on_both_ends_is_summed_once_per_step(tied: bool) -> None:
+def test_an_embedding_on_both_ends_is_summed_once_per_step(tied: bool, pp: int) -> None:
     model = dense(tied=tied, vocab=256)
-    for stage in (0, 1):
-        calls = calls_of(setting_of(model, WORK, engine="megatron"), stage, pp=2, tp=2, sp=1, num_microbatches=8)
+    for stage in (0, pp - 1):
+        calls = calls_of(setting_of(model, WORK, engine="megatron"), stage, pp=pp, tp=2, sp=1, num_microbatches=8)
         shared = [call for call in calls if call.group == "embedding"]
         assert [(c.count, c.in_bytes, c.ranks) for c in shared] == ([(1, 256 // 2 * HIDDEN * 4, 2)] if tied else [])
 
