@@ -155,3 +155,8 @@ def test_dim_0_of_a_real_model_leaves_little_unused() -> None:
         table = Inventory(setting_of(model, engine="pytorch")).table
         kept = partition.dim0(table.rows, table.rest, np.array(64)) * 64
         assert int((kept - table.rows * table.rest).max()) <= 64 * int(table.rest.max())
+
+
+def test_a_chunk_factor_of_prime_row_sizes_stays_countable() -> None:
+    rest = np.array([[99991, 99989, 99971, 99961]])
+    assert partition.chunk_factor(rest, rest * 1_000_000).tolist() == [1 << 28]

@@ -15,6 +15,8 @@ from trainledger.arrays import IntArray, ceil_div, lcm, round_up
 MEGATRON_PARAM_ALIGN = 64
 MEGATRON_BUCKET_ALIGN = 128
 MEGATRON_BUSBW_ALIGN = 1 << 16
+CHUNK_FACTOR_LIMIT = 1 << 28
+"""Row sizes without common factors would ask Megatron-FSDP for padding beyond any memory; it is not followed there."""
 
 
 def dim0(rows: IntArray, rest: IntArray, over: IntArray) -> IntArray:
@@ -111,7 +113,8 @@ def chunk_factor(rest: IntArray, numel: IntArray) -> IntArray:
     factor = rest[:, 0]
     for row, size in zip(rest.T[1:], numel.T[1:], strict=True):
         fits = (row == factor) | ((factor % row == 0) & (size % factor == 0)) | (size < factor)
-        factor = np.where(fits, factor, np.lcm(factor, row))
+        joined = np.minimum(factor // np.gcd(factor, row) * row, CHUNK_FACTOR_LIMIT)
+        factor = np.where(fits, factor, joined)
     return factor
 
 
