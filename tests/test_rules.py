@@ -140,7 +140,11 @@ CASES: dict[str, Case] = {
         {**DS, "ep": 2, "zero_stage": 2}, {**DS, "ep": 2, "zero_stage": 3}, ("--zero 3", "ep=2", "--zero 2"), routed()
     ),
     "ulysses-heads": Case({**DS, "cp": 8}, {**DS, "cp": 16}, ("cp=16", "heads", "lower --cp")),
-    "pp-bubble": Case({"pp": 4, "num_microbatches": 4}, {"pp": 4, "num_microbatches": 3}, ("3", "pp=4", "raise --gbs")),
+    "pp-bubble": Case(
+        {"pp": 4, "num_microbatches": 4, "workload": Workload(gbs=4)},
+        {"pp": 4, "num_microbatches": 3, "workload": Workload(gbs=3)},
+        ("3", "pp=4", "raise --gbs"),
+    ),
     "zero-with-dp1": Case({"zero_stage": 1, "cp": 2}, {"zero_stage": 1}, ("--zero 1", "--zero 0")),
     "tp-inside-scale-up": Case(
         {"tp": 8, "cluster": "dgx-h100"}, {"tp": 16, "cluster": "dgx-h100"}, ("tp=16", "8", "lower --tp")

@@ -49,3 +49,18 @@ def block_scaled_bytes(elements: IntArray, dtype: str, block: int, scale_dtype: 
     [4160, 4165]
     """
     return bytes_of(elements, dtype) + bytes_of(ceil_div(elements, block), scale_dtype)
+
+
+NF4_BLOCK, NF4_NESTED_BLOCK = 64, 256
+"""QLoRA: one 8-bit scale per 64 weights, one fp32 scale per 256 of those. [qlora-paper: section 3]"""
+
+
+def nf4_bytes(elements: IntArray) -> IntArray:
+    """Bytes of weights in 4 bits with their doubly quantised scales.
+
+    >>> nf4_bytes(np.array([64 * 256])).tolist()
+    [8452]
+    """
+    scales = ceil_div(elements, NF4_BLOCK)
+    nested = bytes_of(ceil_div(scales, NF4_NESTED_BLOCK), "fp32")
+    return bytes_of(elements, "nf4") + bytes_of(scales, "uint8") + nested

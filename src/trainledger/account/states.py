@@ -12,8 +12,8 @@ import numpy as np
 
 from trainledger.account.shares import Shares, pooled_elements, shares, tensor_elements
 from trainledger.arrays import IntArray, ceil_div, ints, one_of
-from trainledger.dtypes import bytes_of
-from trainledger.inventory.buffers import NF4_BLOCK, NF4_NESTED_BLOCK, Buffer
+from trainledger.dtypes import bytes_of, nf4_bytes
+from trainledger.inventory.buffers import Buffer, gathered_bytes
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tensors import BoolArray, LocalShapes
 from trainledger.plans.plan import Plans
@@ -86,21 +86,20 @@ def _dtype_bytes(buffer: Buffer, elements: IntArray) -> IntArray:
     if buffer.layout == "block":
         return buffer.quantised_bytes(elements)
     if buffer.layout == "nf4":
-        scales = ceil_div(elements, NF4_BLOCK)
-        nested = bytes_of(ceil_div(scales, NF4_NESTED_BLOCK), "fp32")
-        return bytes_of(elements, "nf4") + bytes_of(scales, "uint8") + nested
+        return nf4_bytes(elements)
     return bytes_of(elements, buffer.dtype)
 
 
 def _unit_bytes(own: Shares, buffer: Buffer) -> IntArray:
     """[plans, rows]: the largest thing gathered at once, a block, the embedding or the output layer, `copies` times.
 
-    An FP8 gather carries weight matrices in FP8 and the rest in bf16.
+    Gradients of a unit are as large as its trained weights.
     """
     row, elements = buffer.row, own.few.numel * own.few.copies
-    held = bytes_of(elements, buffer.dtype)
-    if buffer.dtype == "fp8":
-        held = np.where(own.table.linear, held, bytes_of(elements, "bf16"))
+    if row.dtype == "gathered":
+        held = gathered_bytes(own.table, elements, buffer.dtype)
+    else:
+        held = bytes_of(elements, buffer.dtype) * own.table.trainable
     units = own.table.by_slot(held)[own.kind]
     largest = np.max((own.filled > 0) * units[:, None, :], axis=2) * row.copies
     if not row.floor:

@@ -12,7 +12,8 @@ import numpy as np
 from trainledger.account.collectives import Collective, Op, collective, summed
 from trainledger.account.shares import Shares, megatron_buffers, shares_elements
 from trainledger.arrays import IntArray, ceil_div, one_of
-from trainledger.dtypes import bytes_of
+from trainledger.dtypes import bytes_of, nf4_bytes
+from trainledger.inventory.buffers import gathered_parts
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tensors import DEEPSPEED_PERSISTENT_ELEMENTS, BoolArray
 from trainledger.plans import sharding
@@ -101,7 +102,7 @@ def _paper(side: _Side) -> Iterator[Collective]:
         size = bytes_of(side.whole(side.trained, "even"), gathered)
         yield side.calls("all_gather", "updated weights", gathered, updated * ones, size, "zero-paper")
     if (gathers := side.once(3)).any():
-        size = bytes_of(side.whole(side.all, "even"), gathered)
+        size = _gathered_bytes(side, gathered, "even")
         yield side.calls("all_gather", "weights", gathered, 2 * gathers * side.batches * ones, size, "zero-paper")
 
 
@@ -141,7 +142,7 @@ def _gathered(side: _Side, held: IntArray) -> Collective:
     gathered = side.setting.dtype("gathered")
     per_batch = (side.once(3) - held) * side.batches
     times = side.once(1, 2) + held + 2 * per_batch
-    calls, total = times * side.units(side.all), times * _gathered_bytes(side, gathered)
+    calls, total = times * side.units(side.all), times * _gathered_bytes(side, gathered, "dim0")
     if side.setting.profile.traffic.final_unit_kept:
         final = side.all & _final_unit(side)
         whole = bytes_of(side.whole(final, "dim0"), "bf16" if gathered == "fp8" else gathered)
@@ -156,13 +157,13 @@ def _final_unit(side: _Side) -> BoolArray:
     return kept | (slots == 0) if side.setting.model.tied else kept
 
 
-def _gathered_bytes(side: _Side, gathered: str) -> IntArray:
-    """FP8 gathers carry the weight matrices in one byte and the rest in bf16. [torchao-fp8-gather]"""
-    if gathered != "fp8":
-        return bytes_of(side.whole(side.all, "dim0"), gathered)
-    matrices = side.all & side.own.table.linear
-    rest = side.all & ~side.own.table.linear
-    return bytes_of(side.whole(matrices, "dim0"), "fp8") + bytes_of(side.whole(rest, "dim0"), "bf16")
+def _gathered_bytes(side: _Side, gathered: str, cut: Cut) -> IntArray:
+    """[plans, rows]: one gather of everything, each tensor in the dtype it travels in."""
+    total = np.zeros_like(side.own.pp_stage)
+    for mask, kind in gathered_parts(side.own.table, gathered):
+        elements = side.whole(side.all & mask, cut)
+        total = total + (nf4_bytes(elements) if kind == "nf4" else bytes_of(elements, kind))
+    return total
 
 
 def _has_elements(side: _Side, mask: BoolArray) -> IntArray:
@@ -225,13 +226,17 @@ def _deepspeed_z12(side: _Side) -> Iterator[Collective]:
 
 
 def _deepspeed_z3(side: _Side) -> Iterator[Collective]:
-    """Two gathers and a scatter per micro-batch; parameters that stay gathered are gathered once, after the step."""
+    """Two gathers and a scatter per micro-batch; parameters that stay gathered are gathered once, after the step.
+
+    4-bit weights are whole on every rank. [deepspeed-4bit]
+    """
     grad, gathered = side.setting.dtype("reduce"), side.setting.dtype("gathered")
     bucket, per_batch = side.setting.profile.traffic.bucket_elements, side.once(3) * side.batches
     table = side.own.table
     small = table.rows * table.rest <= DEEPSPEED_PERSISTENT_ELEMENTS
-    moving = side.whole(side.all & ~small, "tensor")
-    calls, total = 2 * per_batch * side.units(side.all & ~small), 2 * per_batch * bytes_of(moving, gathered)
+    large = side.all & ~small & ~table.quantised
+    moving = side.whole(large, "tensor")
+    calls, total = 2 * per_batch * side.units(large), 2 * per_batch * bytes_of(moving, gathered)
     yield side.fixed("all_gather", "weights", gathered, calls, total, "deepspeed-z3")
     kept = side.once(3) * side.whole(side.all & small, "tensor")
     yield side.fixed(

@@ -13,13 +13,10 @@ import msgspec
 import numpy as np
 
 from trainledger.arrays import IntArray, ints
-from trainledger.dtypes import block_scaled_bytes, bytes_of
+from trainledger.dtypes import block_scaled_bytes, bytes_of, nf4_bytes
 from trainledger.inventory.tensors import DEEPSPEED_PERSISTENT_ELEMENTS, BoolArray, TensorTable
 from trainledger.plans.setting import Setting
 from trainledger.profiles.profile import StateRow
-
-NF4_BLOCK, NF4_NESTED_BLOCK = 64, 256
-"""QLoRA: one 8-bit scale per 64 weights, one fp32 scale per 256 of those. [qlora-paper: section 3]"""
 
 CODEBOOK = 256
 """Values that 8 bits can name: torchao keeps them in fp32 with every quantised tensor. [torchao: subclass_8bit.py]"""
@@ -111,12 +108,37 @@ def _expand(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Buf
     stored = row.category == "weights" and row.select in ("trainable", "persistent")
     if stored:
         yield from _stored_weights(row, setting, dtype, selected, table)
-    elif row.dtype == "gathered" and dtype == "fp8" and row.select == "all":
-        # an FP8 gather carries weight matrices in FP8 and the rest in bf16 [torchao: fsdp_utils.py]
-        yield Buffer(row=row, what=row.what, dtype=dtype, mask=selected & table.linear)
-        yield Buffer(row=row, what=f"{row.what}, 16-bit", dtype="bf16", mask=selected & ~table.linear)
+    elif row.dtype == "gathered" and row.select == "all":
+        for mask, kind in gathered_parts(table, dtype):
+            what = row.what if kind == dtype else f"{row.what}, {kind}"
+            yield Buffer(
+                row=row, what=what, dtype=kind, mask=selected & mask, layout="nf4" if kind == "nf4" else "full"
+            )
     else:
         yield Buffer(row=row, what=row.what, dtype=dtype, mask=selected)
+
+
+def gathered_parts(table: TensorTable, dtype: str) -> list[tuple[BoolArray, str]]:
+    """(mask, dtype) of what a weight gather carries.
+
+    An FP8 gather carries weight matrices in FP8 and the rest in bf16 [torchao-fp8-gather]; frozen 4-bit weights travel
+    as they are stored [deepspeed-4bit].
+    """
+    matrices = table.linear & ~table.quantised if dtype == "fp8" else ~table.quantised
+    parts = [(matrices, dtype)]
+    if dtype == "fp8":
+        parts.append((~table.linear & ~table.quantised, "bf16"))
+    if table.quantised.any():
+        parts.append((table.quantised, "nf4"))
+    return parts
+
+
+def gathered_bytes(table: TensorTable, elements: IntArray, dtype: str) -> IntArray:
+    """[plans, T]: bytes of each tensor as a gather carries it."""
+    held = np.zeros_like(elements)
+    for mask, kind in gathered_parts(table, dtype):
+        held = held + mask * (nf4_bytes(elements) if kind == "nf4" else bytes_of(elements, kind))
+    return held
 
 
 def largest_module(setting: Setting, table: TensorTable) -> int:
