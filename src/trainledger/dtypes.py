@@ -58,6 +58,7 @@ NF4_BLOCK, NF4_NESTED_BLOCK = 64, 256
 def nf4_bytes(elements: IntArray) -> IntArray:
     """Bytes of weights in 4 bits with their doubly quantised scales.
 
+    >>> import numpy as np
     >>> nf4_bytes(np.array([64 * 256])).tolist()
     [8452]
     """
