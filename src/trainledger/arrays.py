@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import gcd
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,3 +58,18 @@ def _membership(chosen: tuple[int, ...], size: int) -> NDArray[np.bool_]:
     table = np.zeros(size, dtype=np.bool_)
     table[list(chosen)] = True
     return table
+
+
+def stacked(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Arrays [n, rows] one under the other, the narrower ones filled up with zeros.
+
+    >>> stacked([np.array([[1, 2]]), np.array([[3]])]).tolist()
+    [[1, 2], [3, 0]]
+    """
+    widest = max(part.shape[1] for part in parts)
+    whole = np.zeros((sum(len(part) for part in parts), widest), dtype=parts[0].dtype)
+    start = 0
+    for part in parts:
+        whole[start : start + len(part), : part.shape[1]] = part
+        start += len(part)
+    return whole

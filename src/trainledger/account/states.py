@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 
 from trainledger.account.shares import Shares, pooled_elements, shares, tensor_elements
-from trainledger.arrays import IntArray, ceil_div, ints, one_of
+from trainledger.arrays import IntArray, ceil_div, ints, one_of, stacked
 from trainledger.dtypes import bytes_of, nf4_bytes
 from trainledger.inventory.buffers import Buffer, gathered_bytes
 from trainledger.inventory.inventory import Inventory
@@ -134,7 +134,17 @@ def state_account(inventory: Inventory, plans: Plans) -> StateAccount:
     """The states of every plan, computed once per distinct combination of the columns they depend on."""
     accumulating = dataclasses.replace(plans, num_microbatches=np.minimum(plans.num_microbatches, 2))
     distinct, index = accumulating.distinct(COLUMNS)
-    return account_of(inventory, shares(inventory, distinct), index)
+    # buffers exist under some stages only: each stage apart computes none that it lacks
+    staged, place = distinct.by_zero_stage()
+    parts = [account_of(inventory, shares(inventory, plans), index) for plans in staged]
+    if len(parts) == 1:
+        return parts[0]
+    return StateAccount(
+        index=place[index],
+        pp_stage=stacked([part.pp_stage for part in parts]),
+        held={key: stacked([part.held[key] for part in parts]) for key in parts[0].held},
+        host=stacked([part.host for part in parts]),
+    )
 
 
 def account_of(inventory: Inventory, own: Shares, index: IntArray) -> StateAccount:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import numpy as np
 
 from trainledger.account.collectives import Collective
@@ -9,10 +12,11 @@ from trainledger.account.shares import Shares, shares
 from trainledger.account.states import COLUMNS
 from trainledger.account.traffic_data import data_traffic
 from trainledger.account.traffic_model import model_traffic
-from trainledger.arrays import FloatArray, IntArray
+from trainledger.arrays import FloatArray, IntArray, stacked
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans
 
+Part = Callable[[Inventory, Shares], list[Collective]]
 MODEL_COLUMNS = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "mbs", "num_microbatches")
 
 
@@ -26,14 +30,19 @@ def wire_totals(inventory: Inventory, plans: Plans) -> tuple[IntArray, FloatArra
 
     Each part is computed on the distinct combinations of the columns it depends on, then gathered.
     """
-    totals: list[FloatArray] = []
-    stage = np.zeros((len(plans), 1), dtype=np.int64)
-    for columns, part in ((COLUMNS, data_traffic), (MODEL_COLUMNS, model_traffic)):
-        distinct, index = plans.distinct(columns)
-        own = shares(inventory, distinct)
-        total = np.zeros(own.pp_stage.shape)
-        for call in part(inventory, own):
-            total += call.wire_bytes()
-        stage = own.pp_stage[index]
-        totals.append(total[index])
-    return stage, totals[0], totals[1]
+    # every engine reduces gradients of stages 0 and 1 once per step, however many micro-batches
+    once = dataclasses.replace(plans, num_microbatches=np.where(plans.zero_stage <= 1, 1, plans.num_microbatches))
+    distinct, index = once.distinct(COLUMNS)
+    staged, place = distinct.by_zero_stage()
+    data = stacked([_wire(data_traffic, inventory, shares(inventory, part)) for part in staged])[place[index]]
+    distinct, index = plans.distinct(MODEL_COLUMNS)
+    own = shares(inventory, distinct)
+    return own.pp_stage[index], data, _wire(model_traffic, inventory, own)[index]
+
+
+def _wire(part: Part, inventory: Inventory, own: Shares) -> FloatArray:
+    """[plans, rows]: what all collectives of a part send."""
+    total = np.zeros(own.pp_stage.shape)
+    for call in part(inventory, own):
+        total += call.wire_bytes()
+    return total

@@ -93,6 +93,17 @@ class Plans:
         """One plan as plain integers."""
         return {name: int(column[index]) for name, column in self.columns()}
 
+    def by_zero_stage(self) -> tuple[list[Plans], IntArray]:
+        """The plans of each zero_stage, and where each plan stands when those are put one after another."""
+        low = int(self.zero_stage[0])
+        if len(self) == 1 or (self.zero_stage == low).all():
+            return [self], np.arange(len(self))
+        order = np.argsort(self.zero_stage, kind="stable")
+        place = np.empty_like(order)
+        place[order] = np.arange(len(self))
+        ends = np.flatnonzero(np.diff(self.zero_stage[order])) + 1
+        return [self.take(rows) for rows in np.split(order, ends)], place
+
     def distinct(self, names: tuple[str, ...]) -> tuple[Plans, IntArray]:
         """One representative row per distinct combination of the named columns, and each row's representative."""
         if len(self) == 1:

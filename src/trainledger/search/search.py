@@ -153,9 +153,7 @@ def _split(scored: list[_Scored], usable: int, rejected: dict[str, int]) -> tupl
 
 
 def _rows(part: _Scored, rows: IntArray) -> _Scored:
-    return _Scored(
-        inventory=part.inventory, plans=part.plans.take(rows), total=part.total[rows], wire=part.wire[rows]
-    )
+    return _Scored(inventory=part.inventory, plans=part.plans.take(rows), total=part.total[rows], wire=part.wire[rows])
 
 
 def _smallest_change(nearest: list[Place], workload: Workload) -> Change | None:
