@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import dataclasses
+from functools import cached_property, lru_cache
 
 import msgspec
 import numpy as np
@@ -48,13 +49,30 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     cites: tuple[str, ...]
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan's account before it is formatted."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A plan's account; its lines are put into words when they are asked for.
 
-    lines: tuple[Line, ...]
+    where   the row of `own` that answers: the stage that holds most
+    """
+
+    inventory: Inventory
+    own: Shares
+    where: int
     peak: Peak
     traffic: tuple[Moved, ...]
-    wire_bytes: int
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that all collectives of a step send."""
+        return sum(move.wire_bytes for move in self.traffic)
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """Every line held and moved."""
+        held = _held_lines(self.inventory, self.own, self.where)
+        moved = _moved_lines(self.traffic, self.where, self.own)
+        return (*held, *_activation_line(self.inventory, self.peak), *moved)
 
 
 def peak_of(account: StateAccount, activations: IntArray, plan: int = 0) -> Peak:
@@ -98,8 +116,7 @@ def entry(inventory: Inventory, plans: Plans) -> Entry:
     where = int(np.argmax(own.pp_stage[0] == peak.pp_stage))
     calls = all_traffic(inventory, own)
     moved = tuple(_moved(call, where) for call in calls if call.count[0, where])
-    lines = [*_held_lines(inventory, own, where), *_activation_line(inventory, peak), *_moved_lines(moved, where, own)]
-    return Entry(lines=tuple(lines), peak=peak, traffic=moved, wire_bytes=sum(m.wire_bytes for m in moved))
+    return Entry(inventory=inventory, own=own, where=where, peak=peak, traffic=moved)
 
 
 def _moved(call: Collective, where: int) -> Moved:
