@@ -87,9 +87,11 @@ $(PY):
 		echo "$(PYTHON) cannot make a virtual environment; its venv module may be a package of its own" \
 			"(python3-venv on Debian and Ubuntu)" >&2; exit 1; }
 
+# The bytecode is written here, for some machines forbid Python to write it when a module is first imported.
 $(READY): pyproject.toml constraints/test.txt | $(PY)
 	@echo "installing the planner into $(VENV)"
 	@$(PIP) --editable .
+	@$(PY) -m compileall -q src
 	@touch $@
 
 $(DEV): $(READY)
