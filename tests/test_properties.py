@@ -117,6 +117,19 @@ def test_factorised_is_row_by_row_to_the_last_bit(
             assert (total == row_by_row).all()
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("pp", [1, 2])
+def test_totals_on_the_wire_are_the_sum_of_the_collectives(engine: str, pp: int) -> None:
+    """Every zero_stage of an engine with one micro-batch and with several: what may be left out of the totals' columns."""
+    setting = setting_of(dense(), engine=engine)
+    for zero_stage in setting.profile.zero_stages:
+        plans = plan_of(pp=pp, dp_shard=4, zero_stage=zero_stage, num_microbatches=[1, 8])
+        inventory = Inventory(setting)
+        _, data, model = wire_totals(inventory, plans)
+        calls = all_traffic(inventory, shares(inventory, plans))
+        assert (data + model == sum(call.wire_bytes() for call in calls)).all(), zero_stage
+
+
 @QUICK
 @given(**CASE)
 def test_every_collective_is_sane(model: Model, rows: list[dict[str, int]], interleaved: bool, recompute: str) -> None:

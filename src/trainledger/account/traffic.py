@@ -12,7 +12,7 @@ from trainledger.account.shares import Shares, shares
 from trainledger.account.states import COLUMNS
 from trainledger.account.traffic_data import data_traffic
 from trainledger.account.traffic_model import model_traffic
-from trainledger.arrays import FloatArray, IntArray, stacked
+from trainledger.arrays import FloatArray, IntArray, one_of, stacked
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans
 
@@ -30,8 +30,9 @@ def wire_totals(inventory: Inventory, plans: Plans) -> tuple[IntArray, FloatArra
 
     Each part is computed on the distinct combinations of the columns it depends on, then gathered.
     """
-    # every engine reduces gradients of stages 0 and 1 once per step, however many micro-batches
-    once = dataclasses.replace(plans, num_microbatches=np.where(plans.zero_stage <= 1, 1, plans.num_microbatches))
+    # where gradients are reduced once per step, however many micro-batches, those are no column
+    each = one_of(plans.zero_stage, (0, 2, 3) if inventory.setting.profile.traffic.replicas_by_unit else (2, 3), 4)
+    once = dataclasses.replace(plans, num_microbatches=np.where(each, plans.num_microbatches, 1))
     distinct, index = once.distinct(COLUMNS)
     staged, place = distinct.by_zero_stage()
     data = stacked([_wire(data_traffic, inventory, shares(inventory, part)) for part in staged])[place[index]]
