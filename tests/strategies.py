@@ -7,7 +7,7 @@ arrays that it checks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -291,16 +291,6 @@ def legal(setting: Setting, rows: list[dict[str, int]]) -> list[dict[str, int]]:
 def as_plans(rows: list[dict[str, int]]) -> Plans:
     """Rows as Plans."""
     return make_plans({name: [row[name] for row in rows] for name in rows[0]})
-
-
-def split_evenly(layers: int, chunks: int) -> Iterator[range]:
-    """Ranges of layers of each stage, the first ones one longer."""
-    share, extra = divmod(layers, chunks)
-    start = 0
-    for index in range(chunks):
-        end = start + share + (index < extra)
-        yield range(start, end)
-        start = end
 
 
 def calls_of(setting: Setting, pp_stage: int = 0, /, **columns: object) -> list[Call]:

@@ -228,7 +228,7 @@ def test_a_users_own_files_have_the_same_schema(tmp_path: Path) -> None:
         ('source = "my bench"', 'source = " "', r"peak\.bf16: source is ' '"),
         ("checked = 2026-08-22", 'checked = "2026"', r"memory\.bandwidth\.checked is '2026': write a date"),
         ("bf16 =", "bf17 =", r"\[peak\]: bf17 is not a known key; known: fp64, fp32"),
-        ("[memory]", "[momory]", r"momory is not a known key; known: peak, memory"),
+        ("[memory]", "[storage]", r"storage is not a known key; known: peak, memory"),
         ("[memory]", "[peak]\n[memory]", r"is not valid TOML"),
         ("[memory]", "[memory]\nbandwidth = 1", r"is not valid TOML"),
         ("bf16 = {", "bf16 = { value = 1,", r"is not valid TOML"),

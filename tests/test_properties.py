@@ -120,7 +120,7 @@ def test_factorised_is_row_by_row_to_the_last_bit(
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("pp", [1, 2])
 def test_totals_on_the_wire_are_the_sum_of_the_collectives(engine: str, pp: int) -> None:
-    """Every zero_stage of an engine with one micro-batch and with several: what may be left out of the totals' columns."""
+    """Every zero_stage with one micro-batch and with several: the totals leave out columns that do not matter."""
     setting = setting_of(dense(), engine=engine)
     for zero_stage in setting.profile.zero_stages:
         plans = plan_of(pp=pp, dp_shard=4, zero_stage=zero_stage, num_microbatches=[1, 8])

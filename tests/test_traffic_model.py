@@ -49,7 +49,7 @@ def test_megatron_with_sequence_parallelism() -> None:
     assert (norms.count, norms.in_bytes, norms.dtype) == (1, (2 * LAYERS + 1) * HIDDEN * 4, "fp32")
 
 
-def test_sequence_parallelism_costs_10_8ths_in_megatron_and_nothing_in_torchtitan() -> None:
+def test_sequence_parallelism_costs_ten_eighths_in_megatron_and_nothing_in_torchtitan() -> None:
     def per_layer(engine: str, sp: int) -> float:
         sent: list[float] = []
         for layers in (4, 8):
@@ -172,7 +172,7 @@ def test_transformer_engine_gathers_keys_and_values_again_backward_and_torchtita
 
 
 def test_ulysses_exchanges_q_k_v_and_the_output_each_way() -> None:
-    """4 all-to-alls forward and 4 backward; q and output have 8 heads, k and v 4."""
+    """4 exchanges forward and 4 backward; q and output have 8 heads, k and v 4."""
     calls = calls_of(setting_of(MODEL, WORK, engine="deepspeed", recompute="none"), cp=4)
     queries, keys = (one_call(calls, "all_to_all", "cp", what) for what in ("q and output", "k and v"))
     assert queries.count == keys.count == 2 * 2 * LAYERS

@@ -122,11 +122,6 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
         return float(self.fact("memory.bandwidth").value)
 
     @property
-    def tdp_watts(self) -> float:
-        """Board power."""
-        return float(self.fact("board.tdp").value)
-
-    @property
     def capability(self) -> tuple[int, ...]:
         """CUDA compute capability as numbers, (9, 0); () where the card has none or no source states it."""
         stated = self.facts.get("board.capability")
