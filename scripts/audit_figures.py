@@ -15,9 +15,10 @@ from trainledger.account.activations import activation_bytes
 from trainledger.account.ledger import entry, peak_of, peak_totals
 from trainledger.account.states import StateAccount, state_account
 from trainledger.account.traffic import wire_totals
+from trainledger.facts.by_hand import model_from_count
 from trainledger.facts.cluster import find_accelerator
 from trainledger.facts.model import Model
-from trainledger.facts.model_load import load_model, model_from_count
+from trainledger.facts.model_load import load_model
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, Scenario, make_plans

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from trainledger.errors import BadInput
-from trainledger.facts.model_load import from_module, model_by_hand, model_from_count
+from trainledger.facts.by_hand import from_module, model_by_hand, model_from_count
 from trainledger.facts.presets import load_preset
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from strategies import dense, elements, held, latent, llama, owned, routed, setting_of
+from trainledger.facts.by_hand import model_from_count
 from trainledger.facts.model import Model
-from trainledger.facts.model_load import model_from_count
 from trainledger.facts.workload import Workload
 from trainledger.profiles import PROFILES, engine_names, optimizers, read_profile
 

@@ -14,7 +14,7 @@ import trainledger
 from trainledger.account.rules_of_thumb import zero_mem
 from trainledger.account.states import state_account
 from trainledger.errors import BadInput
-from trainledger.facts.model_load import model_from_count
+from trainledger.facts.by_hand import model_from_count
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Scenario, make_plans

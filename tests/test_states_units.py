@@ -6,8 +6,9 @@ import pytest
 
 from strategies import dense, elements, held, latent, llama, owned, routed, setting_of, up
 from trainledger.arrays import ints
+from trainledger.facts.by_hand import model_from_count
 from trainledger.facts.model import Model
-from trainledger.facts.model_load import load_model, model_from_count
+from trainledger.facts.model_load import load_model
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
 

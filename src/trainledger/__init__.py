@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainledger.account.rules_of_thumb import zero_mem
     from trainledger.errors import TrainledgerError
+    from trainledger.facts.by_hand import from_module
     from trainledger.facts.model import Model
-    from trainledger.facts.model_load import from_module, load_model
+    from trainledger.facts.model_load import load_model
     from trainledger.lines import Line
 
 __version__ = "0.1.0"
@@ -23,7 +24,7 @@ _HOME = {
     "Line": "trainledger.lines",
     "Model": "trainledger.facts.model",
     "TrainledgerError": "trainledger.errors",
-    "from_module": "trainledger.facts.model_load",
+    "from_module": "trainledger.facts.by_hand",
     "load_model": "trainledger.facts.model_load",
     "zero_mem": "trainledger.account.rules_of_thumb",
 }

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainledger.account.states import state_account
 from trainledger.errors import BadInput, UnknownName
-from trainledger.facts.model_load import model_from_count
+from trainledger.facts.by_hand import model_from_count
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import DEGREE_LIMIT, Scenario, make_plans

@@ -16,13 +16,10 @@ from typing import Any
 import msgspec
 
 from trainledger.errors import BadInput, UnknownName
-from trainledger.facts.by_hand import from_module, model_by_hand, model_from_count
 from trainledger.facts.families import family_for, model_from_config
 from trainledger.facts.families.keys import shown
 from trainledger.facts.model import Model
 from trainledger.facts.presets import ALIASES, find_preset, preset_config, preset_names, preset_source
-
-__all__ = ["from_module", "load_config", "load_model", "model_by_hand", "model_from_count", "parse_config"]
 
 _DEPTH_LIMIT = 100
 """A config nests two or three levels; beyond this a file is damaged or hostile."""

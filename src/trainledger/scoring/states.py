@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from trainledger.account.states import StateAccount, state_account
 from trainledger.errors import BadInput, Refused
-from trainledger.facts.model_load import model_from_count
+from trainledger.facts.by_hand import model_from_count
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, data_parallel_degree, make_plans

@@ -7,8 +7,9 @@ from decimal import Decimal
 from typing import Any
 
 from trainledger.errors import BadInput, UsageError
+from trainledger.facts.by_hand import model_by_hand, model_from_count
 from trainledger.facts.model import Model
-from trainledger.facts.model_load import load_model, model_by_hand, model_from_count
+from trainledger.facts.model_load import load_model
 from trainledger.service.requests import ModelRequest
 
 SIZES = ("hidden", "layers", "heads", "ffn", "vocab")
