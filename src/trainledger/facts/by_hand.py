@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from trainledger.errors import BadInput
-from trainledger.facts.families import check_size
+from trainledger.facts.families import assembled, check_size
 from trainledger.facts.families.common import Heads, attention, embedding, gated_mlp, head, norm, plain_mlp
-from trainledger.facts.families.keys import LAYER_LIMIT, Parts, shown
+from trainledger.facts.families.keys import DIM_LIMIT, LAYER_LIMIT, Parts, shown
 from trainledger.facts.model import Block, Mlp, Model, Tensor
 
 
@@ -20,31 +20,16 @@ class Module(Protocol):
         ...
 
 
-def _whole(name: str, value: object, at_most: int = 2**62) -> int:
+def _whole(name: str, value: object, at_most: int = DIM_LIMIT) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= at_most:
-        limit = "2**62" if at_most == 2**62 else str(at_most)
+        limit = "2**62" if at_most == DIM_LIMIT else str(at_most)
         raise BadInput(f"{name} is {shown(value)}; it takes a whole number from 1 to {limit}; give another {name}")
     return value
 
 
 def _model(parts: Parts, *, name: str, source: str, notes: tuple[str, ...] = (), params_only: bool = False) -> Model:
     check_size(parts, name)
-    return Model(
-        name=name,
-        family="custom",
-        vocab_size=parts.vocab_size,
-        hidden_size=parts.hidden_size,
-        num_layers=parts.num_layers,
-        max_positions=parts.max_positions,
-        layer_prefix=parts.layer_prefix,
-        embedding=parts.embedding,
-        blocks=parts.blocks,
-        final=parts.final,
-        tied=parts.tied,
-        params_only=params_only,
-        source=source,
-        notes=notes,
-    )
+    return assembled(parts, name=name, family="custom", source=source, notes=notes, params_only=params_only)
 
 
 def _heads(hidden: int, heads: int, kv_heads: int | None) -> Heads:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -145,7 +146,7 @@ def _entries(model: Model, workload: Workload) -> Iterator[tuple[int, Tensor, bo
 
 def _block_entries(slot: int, prefix: str, block: Block, workload: Workload) -> Iterator[tuple[int, Tensor, bool]]:
     for tensor in block.tensors:
-        named = _renamed(tensor, prefix + tensor.name.replace("{e}", "*"))
+        named = msgspec.structs.replace(tensor, name=prefix + tensor.name.replace("{e}", "*"))
         yield slot, named, False
         if workload.lora_rank and _targeted(tensor, workload.lora_targets):
             yield from ((slot, adapter, True) for adapter in _adapters(named, workload.lora_rank))
@@ -192,15 +193,3 @@ def _adapters(tensor: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         linear=True,
     )
     return down, up
-
-
-def _renamed(tensor: Tensor, name: str) -> Tensor:
-    return Tensor(
-        name=name,
-        shape=tensor.shape,
-        role=tensor.role,
-        tp_dim=tensor.tp_dim,
-        tp_units=tensor.tp_units,
-        copies=tensor.copies,
-        linear=tensor.linear,
-    )

@@ -11,6 +11,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from trainledger.errors import BadInput, UnknownName
 from trainledger.facts.families.keys import RELEASE, Family, Parts, read, shown
 from trainledger.facts.model import PRODUCT_LIMIT, Model, Tensor
@@ -75,23 +77,16 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str, wher
     values = read(family, config, where)
     parts = family.build(values)
     check_size(parts, where)
-    return Model(
-        name=name,
-        family=family.name,
-        vocab_size=parts.vocab_size,
-        hidden_size=parts.hidden_size,
-        num_layers=parts.num_layers,
-        max_positions=parts.max_positions,
-        layer_prefix=parts.layer_prefix,
-        embedding=parts.embedding,
-        blocks=parts.blocks,
-        final=parts.final,
-        tied=parts.tied,
-        mtp=parts.mtp,
-        mtp_depths=parts.mtp_depths,
-        source=source,
-        notes=(*_notes(family, config, values.filled), *parts.notes),
-    )
+    notes = (*_notes(family, config, values.filled), *parts.notes)
+    return assembled(parts, name=name, family=family.name, source=source, notes=notes)
+
+
+def assembled(
+    parts: Parts, *, name: str, family: str, source: str, notes: tuple[str, ...], params_only: bool = False
+) -> Model:
+    """The Model of parts whose size has been checked, with what they do not say."""
+    same = msgspec.structs.asdict(msgspec.structs.replace(parts, notes=notes))
+    return Model(name=name, family=family, source=source, params_only=params_only, **same)
 
 
 def _notes(family: Family, config: Mapping[str, Any], filled: tuple[str, ...]) -> tuple[str, ...]:

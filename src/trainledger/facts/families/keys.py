@@ -23,6 +23,7 @@ LAYER_LIMIT = 100_000
 """Layers are listed by index in a Model: beyond this the list alone would not fit; no model is near it."""
 
 DIM_LIMIT = 2**62
+"""No size by itself passes this; what sizes multiply to is checked when the model is built."""
 
 Kind = Literal["dim", "count", "flag", "words", "counts", "text"]
 
