@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from trainledger.errors import BadInput, TrainledgerError, UnknownName
 from trainledger.facts.families import family_of, model_from_config, model_types
 from trainledger.facts.model_load import load_config, load_model, parse_config
-from trainledger.facts.presets import ALIASES, load_preset, preset_config, preset_names
+from trainledger.facts.presets import aliases, load_preset, other_names, preset_config, preset_names
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -268,8 +268,9 @@ def test_an_unknown_name_names_the_nearest() -> None:
 
 
 def test_every_alias_leads_to_a_preset() -> None:
-    assert set(ALIASES.values()) <= set(preset_names())
-    assert not set(ALIASES) & set(preset_names())
+    assert set(other_names()) <= set(preset_names())
+    assert not set(aliases()) & set(preset_names())
+    assert len(aliases()) == sum(map(len, other_names().values())), "a name stands under two presets"
     assert load_model("meta-llama/Meta-Llama-3-8B").name == "llama-3-8b"
     assert load_model("LLaMA-3.1-70B").total_params == 70_553_706_496
 

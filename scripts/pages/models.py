@@ -5,7 +5,7 @@ from __future__ import annotations
 from pages.hardware import table
 from trainledger.facts.families import FAMILY_FILES, model_types
 from trainledger.facts.model import Model
-from trainledger.facts.presets import ALIASES, load_preset, preset_config, preset_names
+from trainledger.facts.presets import load_preset, other_names, preset_config, preset_names
 
 INTRO = """# Models
 
@@ -53,7 +53,7 @@ def _row(name: str) -> list[str]:
         str(model.hidden_size),
         str(model.vocab_size),
         "tied" if model.tied else "own",
-        str(preset_config(name).get("_source", "-")),
+        str(preset_config(name)["_source"]),
     ]
 
 
@@ -64,10 +64,7 @@ def _layers(model: Model) -> str:
 
 
 def _aliases() -> str:
-    others: dict[str, list[str]] = {}
-    for alias, preset in ALIASES.items():
-        others.setdefault(preset, []).append(alias)
-    return table(("preset", "also"), [(preset, ", ".join(names)) for preset, names in sorted(others.items())])
+    return table(("preset", "also"), [(preset, ", ".join(names)) for preset, names in sorted(other_names().items())])
 
 
 def _families() -> str:

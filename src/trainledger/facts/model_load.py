@@ -19,7 +19,7 @@ from trainledger.errors import BadInput, UnknownName
 from trainledger.facts.families import family_for, model_from_config
 from trainledger.facts.families.keys import shown
 from trainledger.facts.model import Model
-from trainledger.facts.presets import ALIASES, find_preset, preset_config, preset_names, preset_source
+from trainledger.facts.presets import aliases, find_preset, preset_config, preset_names, preset_source
 
 _DEPTH_LIMIT = 100
 """A config nests two or three levels; beyond this a file is damaged or hostile."""
@@ -161,7 +161,7 @@ def _find(name: str) -> _Found:
     if _HUB_ID.fullmatch(name):
         return _Found(load_config(_from_hub(name)), name.split("/")[1], f"huggingface.co/{name}", name)
     raise UnknownName(
-        "model", name, (*preset_names(), *ALIASES), "or give a config.json, a directory that has one, or ORG/NAME"
+        "model", name, (*preset_names(), *aliases()), "or give a config.json, a directory that has one, or ORG/NAME"
     )
 
 

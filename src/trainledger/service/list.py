@@ -64,12 +64,9 @@ def run(request: Request) -> Response:
 
 
 def _models() -> list[dict[str, Any]]:
-    from trainledger.facts.presets import ALIASES, preset_names
+    from trainledger.facts.presets import other_names, preset_names
 
-    aliases: dict[str, list[str]] = {}
-    for alias, name in ALIASES.items():
-        aliases.setdefault(name, []).append(alias)
-    return [{"name": name, "aliases": aliases.get(name, [])} for name in preset_names()]
+    return [{"name": name, "aliases": list(other_names().get(name, ()))} for name in preset_names()]
 
 
 def _accelerators() -> list[dict[str, Any]]:
