@@ -53,7 +53,9 @@ CASES: dict[str, Case] = {
         ("optimizer", "parameters"),
     ),
     "offload-needs-zero": Case(
-        {**DS, **HOST, "zero_stage": 1}, {**DS, **HOST, "zero_stage": 0}, ("--zero 0", "stage 1", "raise --zero")
+        {**DS, **HOST, "zero_stage": 1},
+        {**DS, **HOST, "zero_stage": 0},
+        ("--zero 0", "stage 1", "raise --zero"),
     ),
     "offload-needs-both": Case(
         {"engine": "deepspeed-estimator", "zero_stage": 3, "offload": ("optimizer", "parameters")},
@@ -70,9 +72,52 @@ CASES: dict[str, Case] = {
         {**MG, "precision": "fp8-delayed", **A100},
         ("fp8-delayed", "8.9", "8.0", "another card"),
     ),
-    "card-has-dtype": Case({**PT, **A100}, {**PT, **V100}, ("bf16", "V100", "another recipe")),
+    "bf16-on-volta": Case({**PT, **A100}, {**PT, **V100}, ("bf16", "V100", "another recipe")),
+    "card-has-dtype": Case(
+        {"precision": "fp8-lm", **H100}, {"precision": "fp8-lm", **A100}, ("fp8-lm", "A100", "another recipe")
+    ),
     "shapes-known": Case({}, {"tp": 2}, ("tp=2", "config.json"), COUNT),
     "optimizer-needs-shapes": Case({}, {"optimizer": "adafactor"}, ("adafactor",), COUNT),
+    "precision-needs-shapes": Case(
+        {**MG, "precision": "bf16"},
+        {**MG, "precision": "fp8-delayed"},
+        ("fp8-delayed", "config.json", "bf16"),
+        COUNT,
+    ),
+    "frozen-dtype": Case({"frozen_dtype": "fp32"}, {"frozen_dtype": "fp8"}, ("fp8", "fp32, bf16, fp16", "--qlora")),
+    "engine-bucket": Case(
+        {**DS, "reduce_bucket": 5}, {"reduce_bucket": 5}, ("--reduce-bucket 5", "paper", "leave it out")
+    ),
+    "ds-offload-optimizer": Case(
+        {**DS, **HOST, "zero_stage": 1},
+        {**DS, **HOST, "zero_stage": 1, "optimizer": "sgd"},
+        ("sgd", "--optimizer adamw"),
+    ),
+    "ds-untested-optimizer": Case(
+        {**DS, "zero_stage": 1},
+        {**DS, "zero_stage": 1, "optimizer": "sgd"},
+        ("sgd", "zero_allow_untested_optimizer"),
+    ),
+    "z3-for-lora": Case(
+        {"zero_stage": 2, "workload": LORA}, {"zero_stage": 3, "workload": LORA}, ("rank 8", "use --zero 2")
+    ),
+    "fp32-base-for-lora": Case(
+        {"workload": LORA}, {"workload": LORA, "frozen_dtype": "fp32"}, ("fp32", "--frozen-dtype bf16")
+    ),
+    "fsdp2-upcast-frozen": Case(
+        {**PT, "zero_stage": 3, "workload": LORA, "frozen_dtype": "fp32"},
+        {**PT, "zero_stage": 3, "workload": LORA},
+        ("bf16", "--frozen-dtype fp32"),
+    ),
+    "qlora-upcast": Case({"workload": LORA}, {"workload": Workload(lora_rank=8, qlora=True)}, ("--qlora", "fp32")),
+    "z3-moe-gathers-all": Case(
+        {"zero_stage": 3, "ep": 2, "dp_shard": 2}, {"zero_stage": 3}, ("ep=1", "raise --ep"), routed()
+    ),
+    "ds-bucket-larger-than-saving": Case(
+        {**DS, "zero_stage": 1, "dp_shard": 8, "reduce_bucket": 1},
+        {**DS, "zero_stage": 1, "dp_shard": 8},
+        ("500,000,000", "--zero 1", "--reduce-bucket"),
+    ),
     "largest-layer-known": Case(
         {"engine": "deepspeed-estimator", "zero_stage": 2},
         {"engine": "deepspeed-estimator", "zero_stage": 3},
@@ -80,25 +125,28 @@ CASES: dict[str, Case] = {
         COUNT,
     ),
     "heads-divisible-by-tp": Case({"tp": 8}, {"tp": 3}, ("tp=3", "8", "1, 2, 4, 8")),
-    "kv-heads-divisible-by-tp": Case({**PT, "tp": 4}, {**PT, "tp": 8}, ("tp=8", "4 KV heads", "1, 2, 4")),
     "width-divisible-by-tp": Case({"tp": 4}, {"tp": 64}, ("tp=64", "96", "1, 2, 3")),
     "ep-needs-experts": Case({"ep": 1}, {"ep": 2, "dp_shard": 2}, ("ep=2", "dense", "set ep to 1")),
     "experts-divisible-by-ep": Case({"ep": 4}, {"ep": 3}, ("ep=3", "8 routed experts", "1, 2, 4, 8"), routed()),
     "expert-width-divisible-by-etp": Case({"etp": 2}, {"etp": 64}, ("etp=64", "96"), routed()),
     "pp-layout-adds-up": Case(
-        {"pp": 2, "pp_layout": (1, 3)}, {"pp": 2, "pp_layout": (1, 2)}, ("1,2", "3 layers", "4 layers", "--pp-layout")
+        {"pp": 2, "pp_layout": (1, 3)},
+        {"pp": 2, "pp_layout": (1, 2)},
+        ("1,2", "3 layers", "4 layers", "--pp-layout"),
     ),
     "layers-divisible-by-pp": Case({**MG, "pp": 4}, {**MG, "pp": 3}, ("pp=3", "remainder 1", "1, 2, 4", "--pp-layout")),
     "layers-divisible-by-pp-vpp": Case(
         {**MG, "pp": 2, "vpp": 2}, {**MG, "pp": 2, "vpp": 4}, ("vpp=4", "2 layers", "remainder 2", "1, 2")
     ),
     "vpp-needs-interleaved": Case(
-        {"pp": 2, "vpp": 2, "schedule": "interleaved"}, {"pp": 2, "vpp": 2}, ("vpp=2", "--schedule interleaved")
+        {"pp": 2, "vpp": 2, "schedule": "interleaved"},
+        {"pp": 2, "vpp": 2},
+        ("vpp=2", "--schedule interleaved"),
     ),
     "gbs-divisible": Case(
         {"workload": Workload(gbs=12), "dp_shard": 4, "mbs": 3},
         {"workload": Workload(gbs=10), "dp_shard": 4, "mbs": 3},
-        ("--gbs 10", "3 x 4 = 12", "change --gbs"),
+        ("--gbs 10", "3 x 4 = 12", "remainder 10", "use --gbs 12"),
     ),
     "batch-identity": Case(
         {**DS, "workload": Workload(gbs=12), "dp_shard": 4, "mbs": 3},
@@ -106,7 +154,9 @@ CASES: dict[str, Case] = {
         ("--gbs 10", "train_batch_size", "3 x 4 = 12"),
     ),
     "interleaved-microbatches": Case(
-        {"pp": 4, "vpp": 2, "num_microbatches": 8}, {"pp": 4, "vpp": 2, "num_microbatches": 6}, ("6", "pp=4", "--gbs")
+        {"pp": 4, "vpp": 2, "num_microbatches": 8},
+        {"pp": 4, "vpp": 2, "num_microbatches": 6},
+        ("6", "pp=4", "--gbs"),
     ),
     "cp-seq": Case(
         {**DS, "cp": 2, "workload": Workload(seq=4098)},
@@ -114,7 +164,9 @@ CASES: dict[str, Case] = {
         ("--seq 4098", "remainder 2", "4096 or 4100", "--cp"),
     ),
     "tt-seq": Case(
-        {**MG, "workload": Workload(seq=4097)}, {**TT, "workload": Workload(seq=4097)}, ("--seq 4097", "1 x 2 x 1")
+        {**MG, "workload": Workload(seq=4097)},
+        {**TT, "workload": Workload(seq=4097)},
+        ("--seq 4097", "1 x 2 x 1"),
     ),
     "sp-needs-tp": Case({"sp": 1, "tp": 2}, {"sp": 1, "tp": 1}, ("--sp", "tp=1", "raise --tp")),
     "sp-seq": Case(
@@ -122,7 +174,10 @@ CASES: dict[str, Case] = {
     ),
     "moe-tp-needs-sp": Case({**MG, "tp": 2, "sp": 1}, {**MG, "tp": 2}, ("tp=2", "add --sp"), routed()),
     "expert-world": Case(
-        {**MG, "ep": 4, "dp_shard": 4}, {**MG, "ep": 4, "dp_shard": 2}, ("1 x 1 x 2", "1 x 4", "--ep"), routed()
+        {**MG, "ep": 4, "dp_shard": 4},
+        {**MG, "ep": 4, "dp_shard": 2},
+        ("1 x 1 x 2", "1 x 4", "--ep"),
+        routed(),
     ),
     "expert-replicas": Case(
         {**MG, "ep": 2, "dp_shard": 2, "dp_replicate": 2, "zero_stage": 1},
@@ -131,13 +186,20 @@ CASES: dict[str, Case] = {
         routed(),
     ),
     "dp-replicate-needs-zero": Case(
-        {"dp_replicate": 2, "zero_stage": 1}, {"dp_replicate": 2}, ("dp_replicate=2", "--zero 0", "raise --zero")
+        {"dp_replicate": 2, "zero_stage": 1},
+        {"dp_replicate": 2},
+        ("dp_replicate=2", "--zero 0", "raise --zero"),
     ),
     "ds-zero-ge2-with-pp": Case(
-        {**DS, "pp": 2, "zero_stage": 1}, {**DS, "pp": 2, "zero_stage": 2}, ("--zero 2", "pp=2", "--zero 1, or pp 1")
+        {**DS, "pp": 2, "zero_stage": 1},
+        {**DS, "pp": 2, "zero_stage": 2},
+        ("--zero 2", "pp=2", "--zero 1, or pp 1"),
     ),
     "ds-moe-zero3": Case(
-        {**DS, "ep": 2, "zero_stage": 2}, {**DS, "ep": 2, "zero_stage": 3}, ("--zero 3", "ep=2", "--zero 2"), routed()
+        {**DS, "ep": 2, "zero_stage": 2},
+        {**DS, "ep": 2, "zero_stage": 3},
+        ("--zero 3", "ep=2", "--zero 2"),
+        routed(),
     ),
     "ulysses-heads": Case({**DS, "cp": 8}, {**DS, "cp": 16}, ("cp=16", "heads", "lower --cp")),
     "pp-bubble": Case(
@@ -150,16 +212,22 @@ CASES: dict[str, Case] = {
         {"tp": 8, "cluster": "dgx-h100"}, {"tp": 16, "cluster": "dgx-h100"}, ("tp=16", "8", "lower --tp")
     ),
     "cp-short-pieces": Case(
-        {"cp": 2, "workload": Workload(seq=8192)}, {"cp": 4, "workload": Workload(seq=8192)}, ("cp=4", "8192", "4096")
+        {"cp": 2, "workload": Workload(seq=8192)},
+        {"cp": 4, "workload": Workload(seq=8192)},
+        ("cp=4", "8192", "4096"),
     ),
     "whole-nodes": Case(
         {"dp_shard": 16, "cluster": "dgx-h100"}, {"dp_shard": 12, "cluster": "dgx-h100"}, ("multiple",)
     ),
     "ds-grad-dtype-needs-zero": Case(
-        {**DS, "grad_dtype": "fp32", "zero_stage": 1}, {**DS, "grad_dtype": "fp32"}, ("--grad-dtype fp32", "--zero 1")
+        {**DS, "grad_dtype": "fp32", "zero_stage": 1},
+        {**DS, "grad_dtype": "fp32"},
+        ("--grad-dtype fp32", "--zero 1"),
     ),
     "mg-muon": Case(
-        {**MG, "optimizer": "muon"}, {**MG, "optimizer": "muon", "zero_stage": 1}, ("muon", "--zero 1", "--zero 0")
+        {**MG, "optimizer": "muon"},
+        {**MG, "optimizer": "muon", "zero_stage": 1},
+        ("muon", "--zero 1", "--zero 0"),
     ),
     "mg-offload": Case(
         {**MG, **HOST, "zero_stage": 1},
@@ -169,7 +237,10 @@ CASES: dict[str, Case] = {
     "tt-tied-pp": Case({**MG, "pp": 2}, {**TT, "pp": 2}, ("pp=2", "dense", "set pp to 1"), dense(tied=True)),
     "tt-cp-shards": Case({**TT, "cp": 2, "zero_stage": 3}, {**TT, "cp": 2}, ("cp=2", "--zero 0", "--zero 3")),
     "fsdp2-even-rows": Case(
-        {**PT, "dp_shard": 32, "zero_stage": 3}, {**PT, "dp_shard": 40, "zero_stage": 3}, ("40 ranks", "--ep"), routed()
+        {**PT, "dp_shard": 32, "zero_stage": 3},
+        {**PT, "dp_shard": 40, "zero_stage": 3},
+        ("40 ranks", "--ep"),
+        routed(),
     ),
     "fp8-dims": Case(
         {**MG, "precision": "fp8-delayed"},

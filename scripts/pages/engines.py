@@ -74,7 +74,6 @@ def _conditions(row: StateRow) -> str:
         f"{row.not_offload} not offloaded" if row.not_offload else "",
         "" if row.non_tn is None else f"FP8 GEMMs {'in every layout' if row.non_tn else 'in one layout'}",
         "in host memory" if row.place == "host" else "",
-        f"{row.elements:,} elements" if row.elements else "",
         f"at most {row.cap:,} elements" if row.cap else "",
         row.select.replace("_", " ") if row.select not in ("trainable", "all") else "",
     ]

@@ -127,7 +127,7 @@ def _by_stage(inventory: Inventory, plans: Plans) -> IntArray:
     setting = inventory.setting
     model = setting.model
     counts, pp_stage = inventory.stage_counts(plans)
-    if model.params_only:
+    if model.params_only or not setting.profile.activations:
         return np.zeros_like(pp_stage)
     tokens = _Tokens(setting, plans)
     kinds = range(1, len(model.blocks) + 1)

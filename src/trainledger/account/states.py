@@ -25,15 +25,13 @@ COLUMNS = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "dp_shard", "ze
 def buffer_bytes(own: Shares, buffer: Buffer) -> IntArray:
     """[plans, rows]: bytes of one buffer on each stage, conditions on plan columns not yet applied."""
     row = buffer.row
-    if row.elements:
-        fixed = bytes_of(ints(row.elements * row.copies), buffer.dtype)
+    if row.select in ("bucket", "largest_module"):
+        fixed = bytes_of(ints(buffer.elements * row.copies), buffer.dtype)
         return np.broadcast_to(fixed[:, None], own.pp_stage.shape) * (own.counts.sum(axis=2) > 0)
     if row.select == "largest_unit":
         return _unit_bytes(own, buffer)
     if row.select == "largest_tensor":
         return bytes_of(np.max(own.shapes.numel[:, None, :] * (own.held > 0) * buffer.mask, axis=2), buffer.dtype)
-    if row.select == "largest_module":
-        return np.broadcast_to(bytes_of(ints(buffer.elements), buffer.dtype)[:, None], own.pp_stage.shape)
     if row.cut == "none" and len(own.plans) > 1:
         amount = own.total_few(_sized(own.few, buffer, own.few.numel, own.few.copies, 1))
     elif row.cut in ("none", "dim0", "tensor"):
@@ -97,7 +95,7 @@ def _unit_bytes(own: Shares, buffer: Buffer) -> IntArray:
     """
     row, elements = buffer.row, own.few.numel * own.few.copies
     if row.dtype == "gathered":
-        held = gathered_bytes(own.table, elements, buffer.dtype)
+        held = gathered_bytes(own.table, elements, buffer.dtype) * buffer.mask
     else:
         held = bytes_of(elements, buffer.dtype) * own.table.trainable
     units = own.table.by_slot(held)[own.kind]

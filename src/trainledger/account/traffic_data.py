@@ -210,7 +210,7 @@ def _deepspeed_z12(side: _Side) -> Iterator[Collective]:
     setting = side.setting
     grad, gathered = setting.dtype("reduce"), setting.dtype("gathered")
     plain = shares_elements(side.own, side.trained, "none")
-    buckets = ceil_div(plain, setting.profile.traffic.bucket_elements)
+    buckets = ceil_div(plain, setting.bucket_elements)
     spread = (side.plans.cp > 1)[:, None]
     cast = side.once(1) + side.once(2) * side.batches
     # with sequence parallelism stages 1 and 2 reduce in fp32 [deepspeed: stage_1_and_2.py 1847]
@@ -231,7 +231,7 @@ def _deepspeed_z3(side: _Side) -> Iterator[Collective]:
     4-bit weights are whole on every rank. [deepspeed-4bit]
     """
     grad, gathered = side.setting.dtype("reduce"), side.setting.dtype("gathered")
-    bucket, per_batch = side.setting.profile.traffic.bucket_elements, side.once(3) * side.batches
+    bucket, per_batch = side.setting.bucket_elements, side.once(3) * side.batches
     table = side.own.table
     small = table.rows * table.rest <= DEEPSPEED_PERSISTENT_ELEMENTS
     large = side.all & ~small & ~table.quantised

@@ -163,6 +163,12 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """Devices that one host drives."""
         return int(self.facts["gpus_per_node"].value)
 
+    def host_share_bytes(self, gpus: int) -> int | None:
+        """Host memory for each of a job's ranks on one node; None where no source states the node's memory."""
+        if "host.memory" not in self.facts:
+            return None
+        return int(self.facts["host.memory"].value) // min(self.gpus_per_node, gpus)
+
     @property
     def scale_up_domain(self) -> int:
         """Ranks joined by NVLink or xGMI."""

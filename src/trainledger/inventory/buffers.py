@@ -55,7 +55,7 @@ class Buffer(msgspec.Struct, frozen=True, kw_only=True):
     def per_tensor(self) -> bool:
         """Each tensor is a storage of its own, so each gets a line."""
         row = self.row
-        pooled = row.elements or row.cap or row.select.startswith("largest")
+        pooled = row.cap or row.select == "bucket" or row.select.startswith("largest")
         return row.cut in ("none", "dim0", "tensor") and not pooled
 
 
@@ -76,8 +76,14 @@ def _applies(row: StateRow, setting: Setting) -> bool:
         not row.offload or row.offload in offload,
         not row.not_offload or row.not_offload not in offload,
         row.non_tn is None or row.non_tn == _non_tn(setting),
+        # a parameter count says nothing of its largest unit or tensor, so buffers of that size are not counted
+        not (_count_alone(setting) and row.select in ("largest_unit", "largest_tensor")),
     )
     return all(conditions)
+
+
+def _count_alone(setting: Setting) -> bool:
+    return setting.model.params_only and not setting.model.blocks
 
 
 def _non_tn(setting: Setting) -> bool:
@@ -97,14 +103,13 @@ def _expand(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Buf
     if not dtype:
         return
     trained = table.trainable
-    if row.elements:
-        yield Buffer(row=row, what=row.what, dtype=dtype, mask=trained)
-        return
-    if row.select == "largest_module":
-        elements = largest_module(setting, table)
+    if row.select in ("bucket", "largest_module"):
+        elements = setting.bucket_elements if row.select == "bucket" else largest_module(setting, table)
         yield Buffer(row=row, what=row.what, dtype=dtype, mask=trained, elements=elements)
         return
     selected = _selected(row, table)
+    if row.dtype == "gathered" and not setting.profile.shards_quantised:
+        selected = selected & ~table.quantised
     stored = row.category == "weights" and row.select in ("trainable", "persistent")
     if stored:
         yield from _stored_weights(row, setting, dtype, selected, table)
@@ -208,7 +213,7 @@ def _moments(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Bu
             block=moment.block,
             least=moment.least,
             plain=setting.dtype("stepped"),
-            whole_blocks=setting.profile.whole_blocks,
+            whole_blocks=setting.profile.whole_blocks and not _count_alone(setting),
         )
     if setting.workload.ema:
         yield Buffer(row=row, what="ema", dtype="fp32", mask=table.trainable)

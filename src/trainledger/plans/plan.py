@@ -30,6 +30,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     schedule                    1f1b | interleaved
     attention                   flash | eager: whether the attention scores are ever materialised
     cp_comm                     ring | all_to_all | all_gather; "" is the engine's default
+    frozen_dtype                dtype of weights that do not train; "" is the engine's own
+    reduce_bucket               elements of a gradient bucket; 0 is the engine's default
     offload                     what lives in host memory: optimizer, parameters
     pp_layout                   layers of each virtual stage in order; () is the engine's own split
     """
@@ -43,6 +45,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     schedule: str = "1f1b"
     attention: str = "flash"
     cp_comm: str = ""
+    frozen_dtype: str = ""
+    reduce_bucket: int = 0
     offload: tuple[str, ...] = ()
     pp_layout: tuple[int, ...] = ()
 
@@ -167,7 +171,7 @@ def data_parallel_degree(gpus: int, tp: int, pp: int, cp: int) -> int:
         below = gpus // model_parallel * model_parallel
         near = f"{below} or {below + model_parallel}" if below else str(model_parallel)
         raise UsageError(
-            f"--gpus {gpus} is not a multiple of tp x pp x cp = {tp} x {pp} x {cp} = {model_parallel} "
-            f"(remainder {gpus % model_parallel}); use {near} GPUs, or change a degree"
+            f"[world-divisible] --gpus {gpus} is not a multiple of tp x pp x cp = {tp} x {pp} x {cp} = "
+            f"{model_parallel} (remainder {gpus % model_parallel}); use {near} GPUs, or change a degree"
         )
     return gpus // model_parallel

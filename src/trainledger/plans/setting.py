@@ -42,6 +42,11 @@ class Setting:
         return self.profile.precision[self.scenario.precision]
 
     @property
+    def bucket_elements(self) -> int:
+        """Elements of one gradient bucket: the scenario's, or the engine's default."""
+        return self.scenario.reduce_bucket or self.profile.traffic.bucket_elements
+
+    @property
     def offload_moves(self) -> tuple[tuple[Category, ...], ...]:
         """The categories that each offload of the scenario moves whole."""
         places = self.profile.offload
@@ -66,7 +71,7 @@ class Setting:
             case "unsharded_grad":
                 return recipe.gathered if recipe.gathered == recipe.reduce else recipe.reduce
             case "frozen":
-                return recipe.frozen or recipe.weight
+                return self.scenario.frozen_dtype or recipe.frozen or recipe.weight
             case "master":
                 kept = self.profile.optimizer_master.get(self.scenario.optimizer, "")
                 reduced = kept and recipe.master and recipe.weight == "bf16" and not recipe.full_master

@@ -22,6 +22,11 @@ CATEGORIES: tuple[Category, ...] = ("weights", "gradients", "optimizer", "buffer
 Cut = Literal["none", "even", "dim0", "tensor", "flat", "bucket", "unit"]
 
 
+Select = Literal[
+    "trainable", "all", "linear", "persistent", "largest_unit", "largest_module", "largest_tensor", "bucket"
+]
+
+
 class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of buffer.
 
@@ -31,8 +36,7 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sharded_from  the zero_stage from which it is divided; 0 always, 4 never
     cut           how it is cut and padded (plans/partition.py)
     select        trainable | all | linear (weight matrices in blocks) | persistent | largest_unit | largest_module |
-                  largest_tensor (of the trained ones)
-    elements      a fixed number of elements instead of a selection (a communication bucket)
+                  largest_tensor (of the trained ones) | bucket (the elements of one communication bucket)
     cap           at most this many elements
     floor         of a largest unit: at least this many elements, where the stage holds that many
     per           one element for each `per` selected ones (block scales)
@@ -44,7 +48,7 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                   what is offloaded (not_offload: what must not be), and whether the card multiplies FP8 matrices in
                   every layout
     place         device or host memory
-    basis, cite   how sure, and the key of docs/references
+    basis, cite   how sure, and the key of data/references.toml
     """
 
     category: Category
@@ -53,10 +57,7 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     zero: tuple[int, ...] = (0, 1, 2, 3)
     sharded_from: int = 4
     cut: Cut = "none"
-    select: Literal["trainable", "all", "linear", "persistent", "largest_unit", "largest_module", "largest_tensor"] = (
-        "trainable"
-    )
-    elements: int = 0
+    select: Select = "trainable"
     cap: int = 0
     floor: int = 0
     per: int = 1
@@ -106,7 +107,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How this engine communicates; every field is explained in account/traffic/."""
+    """How this engine communicates; every field is explained in account/traffic_data.py or traffic_model.py."""
 
     style: Literal["paper", "ddp_fsdp2", "deepspeed", "megatron"]
     tp_style: Literal["megatron", "dtensor"] = "megatron"
@@ -143,6 +144,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     split               how layers fall on pipeline stages: divisible | less_ends | front
     experts_stacked     routed experts are one tensor [experts, ...] that is cut along the experts first
     loss_dtypes         dtypes alive per logit at the loss
+    activations         activations belong to the account; an estimator that knows none prints a total without them
     offload             what may live in host memory, and from which zero_stage
     lora                adapters are accounted for
     shards_quantised    4-bit frozen weights are divided like others
@@ -169,6 +171,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     split: Literal["divisible", "less_ends", "front"] = "front"
     experts_stacked: bool = False
     loss_dtypes: tuple[str, ...] = ()
+    activations: bool = True
     offload: dict[str, Offload] = {}
     lora: bool = True
     shards_quantised: bool = True

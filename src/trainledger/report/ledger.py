@@ -62,6 +62,9 @@ def _verdict(answer: Answer) -> Document:
         return [Text(f"holds {format_bytes(total)} per GPU: {where}", "answer")]
     if memory["fits"]:
         return [Text(f"fits: {part_of(total, memory['usable_bytes'])} on {answer['accelerator']}, {where}", "good")]
+    if total <= memory["usable_bytes"]:
+        on_host = format_bytes(memory["host_bytes"])
+        return [Text(f"does not fit: the card holds it, the host does not hold {on_host} per GPU", "bad")]
     over = format_bytes(total - memory["usable_bytes"])
     at = card(answer["accelerator"], memory["usable_bytes"])
     return [Text(f"does not fit: {format_bytes(total)} is {over} over {at}, {where}", "bad")]

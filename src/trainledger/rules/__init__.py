@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from trainledger.rules import engine, layout, particular, shape
+from trainledger.rules import advice, engine, layout, particular, shape
 from trainledger.rules.rule import Finding, Rule, findings, require, violations
 
 __all__ = ["PLANNER", "REFUSALS", "RULES", "Finding", "Rule", "findings", "require", "violations"]
 
-RULES: tuple[Rule, ...] = (*engine.RULES, *shape.RULES, *layout.RULES, *particular.RULES)
+RULES: tuple[Rule, ...] = (*engine.RULES, *shape.RULES, *layout.RULES, *particular.RULES, *advice.RULES)
 REFUSALS: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.severity == "refuse")
-PLANNER: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.severity != "advise")
+PLANNER: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.severity != "advise" and rule not in advice.RULES)
 """What a search rejects: refusals, and layouts that run but that nobody should be offered."""

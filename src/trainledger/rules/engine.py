@@ -9,6 +9,7 @@ from trainledger.plans.setting import Setting
 from trainledger.profiles.profile import Precision
 from trainledger.rules.rule import Mask, Rule
 
+FROZEN_DTYPES = ("fp32", "bf16", "fp16")
 AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate")
 
 
@@ -82,6 +83,16 @@ def _grad_dtype_sentence(setting: Setting, row: dict[str, int]) -> str:
     )
 
 
+def _frozen_dtype(setting: Setting, plans: Plans) -> Mask:
+    chosen = setting.scenario.frozen_dtype
+    return _everywhere(plans, bool(chosen) and chosen not in FROZEN_DTYPES)
+
+
+def _bucket(setting: Setting, plans: Plans) -> Mask:
+    size = setting.scenario.reduce_bucket
+    return _everywhere(plans, size < 0 or (size > 0 and not setting.profile.traffic.bucket_elements))
+
+
 def _offload(setting: Setting, plans: Plans) -> Mask:
     return _everywhere(plans, bool(set(setting.scenario.offload) - set(setting.profile.offload)))
 
@@ -124,12 +135,23 @@ def _mtp(setting: Setting, plans: Plans) -> Mask:
     return _everywhere(plans, setting.workload.mtp and setting.model.mtp is None)
 
 
+def _lacks(setting: Setting, dtype: str) -> bool:
+    """Whether the card is known and lacks a format; MissingFact where no source says."""
+    return bool(dtype) and setting.accelerator is not None and not setting.accelerator.supports(dtype)
+
+
+def _bf16(setting: Setting, plans: Plans) -> Mask:
+    recipe = setting.precision
+    needs = recipe is not None and not recipe.accelerator_dtype and recipe.activation == "bf16"
+    return _everywhere(plans, needs and _lacks(setting, "bf16"))
+
+
 def _card_dtype(setting: Setting, plans: Plans) -> Mask:
-    card, recipe = setting.accelerator, setting.precision
-    if card is None or recipe is None:
+    recipe = setting.precision
+    if recipe is None:
         return _never(plans)
-    needed = recipe.accelerator_dtype or (recipe.activation if recipe.activation != "fp32" else "")
-    return _everywhere(plans, bool(needed) and card.supports(needed) is False)
+    needed = recipe.accelerator_dtype or (recipe.activation if recipe.activation == "fp16" else "")
+    return _everywhere(plans, _lacks(setting, needed))
 
 
 def _card_dtype_sentence(setting: Setting, row: dict[str, int]) -> str:
@@ -199,6 +221,28 @@ RULES: tuple[Rule, ...] = (
         source="the engine's profile",
         broken=_axes,
         sentence=_axes_sentence,
+    ),
+    Rule(
+        id="frozen-dtype",
+        severity="refuse",
+        scope="engine",
+        source="dtypes that frameworks load weights in",
+        broken=_frozen_dtype,
+        sentence=lambda setting, row: (
+            f"--frozen-dtype {setting.scenario.frozen_dtype} is not a dtype weights are loaded in; "
+            f"use one of {', '.join(FROZEN_DTYPES)}, or --qlora for 4 bits"
+        ),
+    ),
+    Rule(
+        id="engine-bucket",
+        severity="refuse",
+        scope="engine",
+        source="the engine's profile",
+        broken=_bucket,
+        sentence=lambda setting, row: (
+            f"--reduce-bucket {setting.scenario.reduce_bucket}: it is a positive number of elements, and of DeepSpeed "
+            f"only; {setting.profile.name} has no such bucket or needs a larger number; leave it out"
+        ),
     ),
     Rule(
         id="engine-sp",
@@ -278,10 +322,18 @@ RULES: tuple[Rule, ...] = (
         sentence=_capability_sentence,
     ),
     Rule(
-        id="card-has-dtype",
+        id="bf16-on-volta",
         severity="refuse",
         scope="engine",
         source="the accelerator's data file; bf16 needs compute capability 8.0",
+        broken=_bf16,
+        sentence=_card_dtype_sentence,
+    ),
+    Rule(
+        id="card-has-dtype",
+        severity="refuse",
+        scope="engine",
+        source="the accelerator's data file",
         broken=_card_dtype,
         sentence=_card_dtype_sentence,
     ),

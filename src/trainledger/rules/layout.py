@@ -27,6 +27,8 @@ def _text(text: str) -> Callable[[Setting, dict[str, int]], str]:
         return text.format(
             dp=row["dp_replicate"] * row["dp_shard"],
             share=shard,
+            near=_multiples(setting.workload.gbs or 0, shard),
+            rest=(setting.workload.gbs or 0) % shard,
             seq=setting.workload.seq,
             gbs=setting.workload.gbs,
             layers=setting.model.num_layers,
@@ -36,6 +38,16 @@ def _text(text: str) -> Callable[[Setting, dict[str, int]], str]:
         )
 
     return sentence
+
+
+def _multiples(value: int, of: int) -> str:
+    """The multiples on both sides of a value.
+
+    >>> _multiples(16, 6), _multiples(2, 6)
+    ('12 or 18', '6')
+    """
+    below = value // of * of
+    return f"{below} or {below + of}" if below else str(of)
 
 
 def _layers(setting: Setting, plans: Plans) -> Mask:
@@ -188,7 +200,8 @@ def _ulysses(setting: Setting, plans: Plans) -> Mask:
 
 
 def _nothing_to_share(setting: Setting, plans: Plans) -> Mask:
-    return (plans.zero_stage > 0) & (plans.dp_shard * plans.cp == 1)
+    """Alone a rank shares nothing; but offloading asks for a stage, and pays on one rank too."""
+    return (plans.zero_stage > 0) & (plans.dp_shard * plans.cp == 1) & (not setting.scenario.offload)
 
 
 def _scale_up(setting: Setting, plans: Plans) -> Mask:
@@ -236,7 +249,10 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "gbs-divisible",
         _batch,
-        _text("--gbs {gbs} is not a multiple of mbs x dp = {mbs} x {dp} = {share}; change --gbs, --mbs or a degree"),
+        _text(
+            "--gbs {gbs} is not a multiple of mbs x dp = {mbs} x {dp} = {share} (remainder {rest}); "
+            "use --gbs {near}, or change --mbs or a degree"
+        ),
         "Megatron-Core num_microbatches_calculator.py 381 at d98e8a6; torchtitan trainer.py 419 at b5bcd76",
     ),
     _rule(
@@ -244,7 +260,7 @@ RULES: tuple[Rule, ...] = (
         _batch_identity,
         _text(
             "--gbs {gbs} is not mbs x accumulation x dp with mbs x dp = {mbs} x {dp} = {share}, as DeepSpeed asks of "
-            "train_batch_size; change --gbs, --mbs or a degree"
+            "train_batch_size (remainder {rest}); use --gbs {near}, or change --mbs or a degree"
         ),
         "DeepSpeed runtime/config.py 925-937 at edaa722",
     ),

@@ -16,6 +16,9 @@ from trainledger.rules.rule import Mask, Rule, Severity
 PRECISION_AWARE = ("adamw-bf16", "adamw-fp8")
 """Megatron's --exp-avg-dtype and --exp-avg-sq-dtype need --use-precision-aware-optimizer."""
 
+HOST_OPTIMIZERS = ("adamw",)
+"""What DeepSpeed both steps on the host and takes under ZeRO without being told that it is untested."""
+
 GEMM_MULTIPLE = {"mxfp8": 32}
 """What both sides of a matrix must be a multiple of; 16 for the other recipes. [te: utils.py 222-243, 614-624]"""
 
@@ -79,6 +82,17 @@ def _precision_aware(setting: Setting, plans: Plans) -> Mask:
 def _hybrid_device(setting: Setting, plans: Plans) -> Mask:
     offloads = _is(setting, "megatron") and "optimizer" in setting.scenario.offload
     return ((plans.zero_stage > 1) | (setting.scenario.optimizer != "adamw")) & offloads
+
+
+def _host_step(setting: Setting, plans: Plans) -> Mask:
+    """With the optimizer offloaded DeepSpeed steps with its own CPU Adam. [deepspeed: engine.py 2043-2049]"""
+    offloads = _is(setting, "deepspeed") and "optimizer" in setting.scenario.offload
+    return _all(plans, offloads and setting.scenario.optimizer not in HOST_OPTIMIZERS)
+
+
+def _untested(setting: Setting, plans: Plans) -> Mask:
+    """Optimizers outside ZeRO's list. [deepspeed: zero/utils.py 45-61]"""
+    return (plans.zero_stage > 0) & (_is(setting, "deepspeed") and setting.scenario.optimizer not in HOST_OPTIMIZERS)
 
 
 def _tied_pipeline(setting: Setting, plans: Plans) -> Mask:
@@ -231,6 +245,14 @@ RULES: tuple[Rule, ...] = (
         "AdamW on the host, by the distributed optimizer; use --zero 1 and --optimizer adamw",
     ),
     _rule(
+        "ds-offload-optimizer",
+        "refuse",
+        "DeepSpeed runtime/engine.py 2043-2049 at edaa722",
+        _host_step,
+        "--offload optimizer with --optimizer {optimizer}: DeepSpeed steps on the host with its CPU Adam only "
+        "(zero_force_ds_cpu_optimizer); use --optimizer adamw, or leave --offload out",
+    ),
+    _rule(
         "tt-tied-pp",
         "refuse",
         "torchtitan models/common/decoder.py 168-171 at b5bcd76",
@@ -266,6 +288,14 @@ RULES: tuple[Rule, ...] = (
         "Megatron-Core optimizer/__init__.py 1057-1060 at d98e8a6",
         _precision_aware,
         "--optimizer {optimizer} at --zero 0: Megatron's precision-aware optimizer is a distributed one; use --zero 1",
+    ),
+    _rule(
+        "ds-untested-optimizer",
+        "advise",
+        "DeepSpeed runtime/zero/utils.py 45-61 and engine.py 1989-1992 at edaa722",
+        _untested,
+        "--optimizer {optimizer} at --zero {zero_stage} is not on DeepSpeed's list; it asks for "
+        "zero_allow_untested_optimizer",
     ),
     _rule(
         "bf16-optimizer-is-zero1",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from trainledger.arrays import IntArray, ints
 from trainledger.facts.model import Attention, Block, Model
 from trainledger.plans.plan import Plans
 from trainledger.plans.setting import Setting
@@ -31,39 +32,39 @@ def _moe_blocks(model: Model) -> list[Block]:
     return [block for block in model.blocks if block.moe is not None]
 
 
+def _uneven_heads(setting: Setting, attention: Attention, tp: IntArray) -> Mask:
+    """Query heads must divide; KV heads too, or be copied whole where the engine does that. MLA has no KV heads."""
+    broken = attention.heads % tp != 0
+    if attention.kind == "mla":
+        return broken
+    uneven = attention.kv_heads % tp != 0
+    if setting.profile.kv_replication:
+        uneven &= tp % attention.kv_heads != 0
+    return broken | uneven
+
+
 def _heads(setting: Setting, plans: Plans) -> Mask:
     broken = np.zeros(len(plans), dtype=bool)
     for attention in _attentions(setting.model):
-        broken |= attention.heads % plans.tp != 0
+        broken |= _uneven_heads(setting, attention, plans.tp)
     return broken
 
 
 def _heads_sentence(setting: Setting, row: dict[str, int]) -> str:
-    heads = min(a.heads for a in _attentions(setting.model) if a.heads % row["tp"])
-    return f"tp={row['tp']} does not divide the model's {heads} attention heads; use one of {divisors(heads, 64)}"
-
-
-def _kv_heads(setting: Setting, plans: Plans) -> Mask:
-    broken = np.zeros(len(plans), dtype=bool)
-    for attention in _attentions(setting.model):
-        if attention.kind == "mla":
-            continue
-        uneven = attention.kv_heads % plans.tp != 0
-        if setting.profile.kv_replication:
-            uneven &= plans.tp % attention.kv_heads != 0
-        broken |= uneven
-    return broken
-
-
-def _kv_heads_sentence(setting: Setting, row: dict[str, int]) -> str:
-    kv_heads = min(a.kv_heads for a in _attentions(setting.model) if a.kv_heads % row["tp"])
+    tp = row["tp"]
+    attention = next(a for a in _attentions(setting.model) if _uneven_heads(setting, a, ints(tp)).any())
+    if attention.heads % tp:
+        heads = attention.heads
+        return (
+            f"tp={tp} does not divide the model's {heads} attention heads (remainder {heads % tp}); "
+            f"use one of {divisors(heads, 64)}"
+        )
+    kv_heads = attention.kv_heads
     if setting.profile.kv_replication:
         rule = "must divide them or be a multiple of them"
-        fix = divisors(kv_heads, 64)
     else:
         rule = f"must divide them, for {setting.profile.framework} does not copy KV heads"
-        fix = divisors(kv_heads, 64)
-    return f"tp={row['tp']} and {kv_heads} KV heads: tp {rule}; use one of {fix}"
+    return f"tp={tp} and {kv_heads} KV heads: tp {rule}; use one of {divisors(kv_heads, 64)}"
 
 
 def _widths(model: Model) -> dict[str, int]:
@@ -87,7 +88,8 @@ def _widths_broken(setting: Setting, plans: Plans) -> Mask:
 
 def _widths_sentence(setting: Setting, row: dict[str, int]) -> str:
     what, width = next((k, v) for k, v in _widths(setting.model).items() if v % row["tp"])
-    return f"tp={row['tp']} does not divide {what}, {width}; use one of {divisors(width, 64)}"
+    rest = width % row["tp"]
+    return f"tp={row['tp']} does not divide {what}, {width} (remainder {rest}); use one of {divisors(width, 64)}"
 
 
 def _experts(setting: Setting, plans: Plans) -> Mask:
@@ -100,7 +102,10 @@ def _experts(setting: Setting, plans: Plans) -> Mask:
 
 def _experts_sentence(setting: Setting, row: dict[str, int]) -> str:
     experts = min(b.moe.experts for b in _moe_blocks(setting.model) if b.moe is not None)
-    return f"ep={row['ep']} does not divide the model's {experts} routed experts; use one of {divisors(experts, 512)}"
+    return (
+        f"ep={row['ep']} does not divide the model's {experts} routed experts (remainder {experts % row['ep']}); "
+        f"use one of {divisors(experts, 512)}"
+    )
 
 
 def _expert_width(setting: Setting, plans: Plans) -> Mask:
@@ -129,8 +134,15 @@ def _needs_shapes(setting: Setting, plans: Plans) -> Mask:
 
 
 def _matrix_optimizer(setting: Setting, plans: Plans) -> Mask:
-    by_shape = any(m.layout != "full" or m.select != "all" for m in setting.optimizer.moments)
+    by_shape = any(m.layout == "factored" or m.select != "all" for m in setting.optimizer.moments)
     return np.full(len(plans), setting.model.params_only and by_shape)
+
+
+def _weight_copies(setting: Setting, plans: Plans) -> Mask:
+    """Copies of weight matrices in another format, of a model whose matrices are not known."""
+    rows = [row for row in setting.profile.state if row.select == "linear"]
+    stages = [s for row in rows if setting.scenario.precision in row.precision for s in row.zero]
+    return np.isin(plans.zero_stage, stages) & (setting.model.params_only and not setting.model.blocks)
 
 
 def _largest_layer(setting: Setting, plans: Plans) -> Mask:
@@ -167,6 +179,17 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        id="precision-needs-shapes",
+        severity="refuse",
+        scope="model",
+        source="TransformerEngine pytorch/module/linear.py 467-489 at d0067d0: copies of weight matrices alone",
+        broken=_weight_copies,
+        sentence=lambda setting, row: (
+            f"--precision {setting.scenario.precision} keeps copies of the weight matrices and {setting.model.name} is "
+            "a parameter count; give a config.json, or use bf16"
+        ),
+    ),
+    Rule(
         id="largest-layer-known",
         severity="refuse",
         scope="model",
@@ -174,7 +197,7 @@ RULES: tuple[Rule, ...] = (
         broken=_largest_layer,
         sentence=lambda setting, row: (
             f"{setting.profile.name} at --zero {row['zero_stage']} needs the largest layer and {setting.model.name} is "
-            "a parameter count; give a config.json, or another --engine"
+            "a parameter count; give --largest-layer or a config.json, or another --engine"
         ),
     ),
     Rule(
@@ -184,14 +207,6 @@ RULES: tuple[Rule, ...] = (
         source=MEGATRON_CONFIG,
         broken=_heads,
         sentence=_heads_sentence,
-    ),
-    Rule(
-        id="kv-heads-divisible-by-tp",
-        severity="refuse",
-        scope="model",
-        source=MEGATRON_CONFIG,
-        broken=_kv_heads,
-        sentence=_kv_heads_sentence,
     ),
     Rule(
         id="width-divisible-by-tp",

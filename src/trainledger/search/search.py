@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from trainledger.account.activations import activation_bytes
 from trainledger.account.ledger import peak_of, peak_totals
@@ -19,13 +20,15 @@ from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, Scenario
 from trainledger.plans.setting import Setting
 from trainledger.plans.space import grid
+from trainledger.profiles.profile import INSTANTS
 from trainledger.rules import PLANNER, violations
 from trainledger.search.change import Change, cost_of, smallest_change
 
 CHUNK = 1 << 17
 """Plans accounted for at once: small enough that the arrays stay in cache and memory stays flat."""
 PARETO_LIMIT = 20
-DOES_NOT_FIT = "does-not-fit"
+STATES_DO_NOT_FIT, DOES_NOT_FIT = "states-do-not-fit", "does-not-fit"
+"""Weights, gradients, optimizer and buffers alone are too much; or only with activations, or for the host."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +67,8 @@ class _Scored:
     inventory: Inventory
     plans: Plans
     total: IntArray
+    states: IntArray
+    host: IntArray
     wire: FloatArray
 
 
@@ -117,10 +122,13 @@ def _score(inventory: Inventory, plans: Plans, rejected: dict[str, int]) -> list
     for start in range(0, len(plans), CHUNK):
         legal = _legal(inventory.setting, plans.take(slice(start, start + CHUNK)), rejected)
         if len(legal):
-            total = peak_totals(state_account(inventory, legal), activation_bytes(inventory, legal))
+            account = state_account(inventory, legal)
+            total = peak_totals(account, activation_bytes(inventory, legal))
+            states = np.maximum.reduce([account.at(instant).max(axis=1) for instant in INSTANTS])[account.index]
+            host = account.host.max(axis=1)[account.index]
             _, data, model = wire_totals(inventory, legal)
             wire = (data + model).max(axis=1)
-            scored.append(_Scored(inventory=inventory, plans=legal, total=total, wire=wire))
+            scored.append(_Scored(inventory=inventory, plans=legal, total=total, states=states, host=host, wire=wire))
     return scored
 
 
@@ -139,9 +147,11 @@ def _split(scored: list[_Scored], usable: int, rejected: dict[str, int]) -> tupl
     kept: list[_Scored] = []
     nearest: dict[int, Place] = {}
     for part in scored:
-        fits = part.total <= usable
-        if (over := int((~fits).sum())) > 0:
-            rejected[DOES_NOT_FIT] = rejected.get(DOES_NOT_FIT, 0) + over
+        fits = (part.total <= usable) & _host_holds(part)
+        alone = part.states > usable
+        for reason, mask in ((STATES_DO_NOT_FIT, alone), (DOES_NOT_FIT, ~fits & ~alone)):
+            if mask.any():
+                rejected[reason] = rejected.get(reason, 0) + int(mask.sum())
         for stage in np.unique(part.plans.zero_stage).tolist():
             rows = np.nonzero(part.plans.zero_stage == stage)[0]
             least = int(rows[np.argmin(part.total[rows])])
@@ -152,8 +162,22 @@ def _split(scored: list[_Scored], usable: int, rejected: dict[str, int]) -> tupl
     return kept, list(nearest.values())
 
 
+def _host_holds(part: _Scored) -> NDArray[np.bool_] | bool:
+    """Where the node's memory holds what is offloaded; True where it is not known."""
+    cluster = part.inventory.setting.cluster
+    share = cluster.host_share_bytes(int(part.plans.gpus[0])) if cluster is not None else None
+    return True if share is None else part.host <= share
+
+
 def _rows(part: _Scored, rows: IntArray) -> _Scored:
-    return _Scored(inventory=part.inventory, plans=part.plans.take(rows), total=part.total[rows], wire=part.wire[rows])
+    return _Scored(
+        inventory=part.inventory,
+        plans=part.plans.take(rows),
+        total=part.total[rows],
+        states=part.states[rows],
+        host=part.host[rows],
+        wire=part.wire[rows],
+    )
 
 
 def _smallest_change(nearest: list[Place], workload: Workload) -> Change | None:

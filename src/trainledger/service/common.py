@@ -18,8 +18,10 @@ from trainledger.service.limits import check_countable, check_degrees, check_wor
 from trainledger.service.models import find_model
 from trainledger.service.plan_file import overlay
 from trainledger.service.requests import RunRequest
+from trainledger.units import format_bytes
 
 if TYPE_CHECKING:
+    from trainledger.account.ledger import Peak
     from trainledger.facts.cluster import Accelerator, Cluster
     from trainledger.facts.model import Model
 
@@ -34,6 +36,8 @@ _SCENARIO = (
     "schedule",
     "attention",
     "cp_comm",
+    "frozen_dtype",
+    "reduce_bucket",
     "offload",
     "pp_layout",
 )
@@ -105,6 +109,19 @@ class Run:
         """Memory of the card that "fits" is judged against; None without a card."""
         return self.setting.accelerator.usable_bytes if self.setting.accelerator is not None else None
 
+    @property
+    def host_share_bytes(self) -> int | None:
+        """Host memory of one rank's share of a node; None where it is not known."""
+        cluster = self.setting.cluster
+        return cluster.host_share_bytes(self.gpus) if cluster is not None else None
+
+    def fits(self, peak: Peak) -> bool | None:
+        """Whether card and, where it is known, host hold a plan; None without a card."""
+        if self.usable_bytes is None:
+            return None
+        share = self.host_share_bytes
+        return peak.total_bytes <= self.usable_bytes and (share is None or peak.host_bytes <= share)
+
     def plans(self, zero_stages: Sequence[int]) -> Plans:
         """One row per zero_stage."""
         return make_plans({**self.columns, "zero_stage": list(zero_stages)})
@@ -141,7 +158,14 @@ def resolve(request: RunRequest, *, model: Model | None = None) -> Run:
     model = model if model is not None else find_model(request)
     accelerator, cluster = place(request)
     workload = _workload(request)
-    setting = make_setting(model, workload, _scenario(request), accelerator=accelerator, cluster=cluster)
+    setting = make_setting(
+        model,
+        workload,
+        _scenario(request),
+        accelerator=accelerator,
+        cluster=cluster,
+        largest_module_params=request.largest_layer or 0,
+    )
     columns, gpus = _columns(request, setting)
     check_countable(model, workload, setting.scenario, columns)
     assumed: dict[str, str | int] = {name: v for name, v in _SHOWN.items() if getattr(request, name) is None}
@@ -253,12 +277,39 @@ def _dp_split(request: RunRequest, dp: int, derived: str) -> tuple[int, int]:
     return replicate, shard
 
 
+def _states_alone(model: Model) -> tuple[Note, ...]:
+    if not model.params_only:
+        return ()
+    text = (
+        "activations, and buffers as large as the largest layer, cannot be told from a parameter count: totals and "
+        "fits are of the states alone"
+    )
+    return (Note(rule="states-alone", severity="warn", message=text),)
+
+
+def host_notes(run: Run, host_bytes: int) -> tuple[Note, ...]:
+    """What is to be said of the host memory that offloading takes, per rank."""
+    if not host_bytes:
+        return ()
+    share = run.host_share_bytes
+    if share is None:
+        text = f"offloading holds {format_bytes(host_bytes)} of host memory per GPU, and the host's is not known"
+        return (Note(rule="host-ram-unknown", severity="warn", message=f"{text}; name a --cluster that states it"),)
+    if host_bytes <= share:
+        return ()
+    text = f"offloading holds {format_bytes(host_bytes)} of host memory per GPU, and a GPU's share of its node is"
+    message = f"{text} {format_bytes(share)}; use more nodes, or offload less"
+    return (Note(rule="host-memory", severity="warn", message=message),)
+
+
 def notes(run: Run, plans: Plans | None = None) -> tuple[Note, ...]:
-    """Rules that warn or advise on the first plan, and what the readers of model and engine have to say."""
+    """Rules that warn or advise, on the first plan that breaks each, and what model and engine have to say."""
     setting = run.setting
     milder = [rule for rule in RULES if rule.severity != "refuse"]
-    found = findings(milder, setting, plans.take(slice(0, 1))) if plans is not None else []
+    each = [plans.take(slice(i, i + 1)) for i in range(len(plans))] if plans is not None else []
+    found = {f.rule: f for plan in reversed(each) for f in findings(milder, setting, plan)}.values()
     return (
+        *_states_alone(setting.model),
         *(Note(rule=f.rule, severity=f.severity, message=f.message) for f in found),
         *(Note(rule="set-by-hand", severity="note", message=f"{pair} in the model's config") for pair in run.changed),
         *(Note(rule="engine-profile", severity="note", message=text) for text in setting.profile.notes),

@@ -15,7 +15,7 @@ from trainledger.lines import Basis, Line
 from trainledger.plans.plan import Plans
 from trainledger.profiles.profile import Instant
 from trainledger.rules import REFUSALS, require
-from trainledger.service.common import Degrees, Note, Run, notes, resolve
+from trainledger.service.common import Degrees, Note, Run, host_notes, notes, resolve
 from trainledger.service.plan_file import overlay
 from trainledger.service.references import reference
 from trainledger.service.requests import ANSWER, PlanRequest, flag
@@ -162,7 +162,7 @@ def account(request: PlanRequest) -> Response:
         traffic=found.traffic,
         wire_bytes=found.wire_bytes,
         assumed=assumed,
-        notes=notes(run, plans),
+        notes=(*host_notes(run, found.peak.host_bytes), *notes(run, plans)),
     )
 
 
@@ -195,7 +195,7 @@ def _memory(run: Run, plans: Plans, inventory: Inventory, found: Entry) -> Memor
         usable_bytes=usable,
         pp_stage=peak.pp_stage,
         instant=peak.instant,
-        fits=peak.total_bytes <= usable if usable is not None else None,
+        fits=run.fits(peak),
         by_category={**peak.by_category, "activations": peak.activations_bytes},
         by_basis=certain,
         at_instants=peak.at_instants,

@@ -71,6 +71,10 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     ] = None
     ffn: Annotated[int | None, flag("Width of a custom model's gated feed-forward network.", "N", group=MODEL)] = None
     vocab: Annotated[int | None, flag("Vocabulary of a custom model.", "N", group=MODEL)] = None
+    largest_layer: Annotated[
+        int | None,
+        flag("Parameters of the largest layer, which DeepSpeed's estimator asks [from the shapes].", "N", group=MODEL),
+    ] = None
 
 
 class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
@@ -128,6 +132,12 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
         str | None, flag("Dtype that gradients are kept and reduced in [the engine's own].", "DTYPE")
     ] = None
     optimizer: Annotated[str | None, flag("Optimizer (`list optimizers`) [adamw].", "NAME")] = None
+    frozen_dtype: Annotated[
+        str | None, flag("Dtype of weights that do not train, beside adapters [the engine's own].", "DTYPE")
+    ] = None
+    reduce_bucket: Annotated[
+        int | None, flag("Elements of DeepSpeed's gradient bucket; auto of Hugging Face is hidden squared [5e8].", "N")
+    ] = None
     offload: Annotated[
         tuple[Offload, ...] | None, flag("What lives in host memory: optimizer, parameters.", "WHAT,...")
     ] = None

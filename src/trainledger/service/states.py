@@ -14,13 +14,12 @@ from trainledger.account.states import plan_mask, state_account
 from trainledger.account.traffic import wire_totals
 from trainledger.arrays import IntArray, ints
 from trainledger.errors import Refused
-from trainledger.facts.model import Model
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import BASES
 from trainledger.plans.plan import DEGREE_LIMIT, Plans, Scenario, make_plans
 from trainledger.plans.setting import Setting, make_setting
 from trainledger.rules import REFUSALS, require, violations
-from trainledger.service.common import DEFAULT_ENGINE, Degrees, Note, Run, notes, resolve
+from trainledger.service.common import DEFAULT_ENGINE, Degrees, Note, Run, host_notes, notes, resolve
 from trainledger.service.requests import PLACE, RunRequest, flag
 
 MOST_DP = 8192
@@ -116,6 +115,7 @@ def run(request: Request) -> Response:
     inventory = Inventory(setting)
     plans = run.plans(allowed)
     found = dict(zip(allowed, _rows(run, inventory, plans), strict=True))
+    on_host = max(row.host_bytes or 0 for row in found.values())
     usable = run.usable_bytes
     return Response(
         model=setting.model.name,
@@ -136,15 +136,8 @@ def run(request: Request) -> Response:
         fewest_gpus=_fewest_gpus(run, inventory, usable) if usable is not None else None,
         single_cards=_single_cards(run, request),
         assumed=run.assumed,
-        notes=(*_own_notes(setting.model), *notes(run, plans)),
+        notes=(*host_notes(run, on_host), *notes(run, plans)),
     )
-
-
-def _own_notes(model: Model) -> tuple[Note, ...]:
-    if not model.params_only:
-        return ()
-    text = "activations of a parameter count cannot be told: total_bytes holds the states alone"
-    return (Note(rule="states-alone", severity="warn", message=text),)
 
 
 def _refusals(run: Run, stages: tuple[int, ...]) -> dict[int, str]:
@@ -188,7 +181,7 @@ def _rows(run: Run, inventory: Inventory, plans: Plans) -> list[Row]:
                 share_of_full=held / whole[index] if whole[index] else None,
                 wire_bytes=round(float(wire[index])),
                 traffic_vs_ddp=float(wire[index]) / ddp if ddp else None,
-                fits=peak.total_bytes <= run.usable_bytes if run.usable_bytes is not None else None,
+                fits=run.fits(peak),
                 pp_stage=peak.pp_stage,
                 instant=peak.instant,
                 basis=_basis(inventory, plans.take(slice(index, index + 1)), peak),

@@ -114,7 +114,6 @@ def _row(request: PlanRequest, model: Model, value: int) -> tuple[Run, Row]:
     inventory = Inventory(run.setting)
     peak = peak_of(state_account(inventory, plans), activation_bytes(inventory, plans))
     _, data, parallel = wire_totals(inventory, plans)
-    usable = run.usable_bytes
     return run, Row(
         value=value,
         gpus=run.gpus,
@@ -123,7 +122,7 @@ def _row(request: PlanRequest, model: Model, value: int) -> tuple[Run, Row]:
         states_bytes=peak.states_bytes,
         activations_bytes=None if model.params_only else peak.activations_bytes,
         wire_bytes=round(float((data + parallel).max())),
-        fits=peak.total_bytes <= usable if usable is not None else None,
+        fits=run.fits(peak),
         pp_stage=peak.pp_stage,
         instant=peak.instant,
     )
