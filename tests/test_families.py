@@ -28,7 +28,7 @@ FROZEN: dict[str, Any] = json.loads((DATA / "families_oracle.json").read_text(en
 ORACLE: list[dict[str, Any]] = FROZEN["cases"]
 TRUTH = list(csv.DictReader((DATA / "truth_params.csv").read_text(encoding="utf-8").splitlines()))
 SHAPELESS = {"max_position_embeddings", "n_positions", "sliding_window", "sliding_window_pattern", "layer_types"}
-SHARED_FILES = {"__init__", "common", "keys"}
+SHARED_FILES = {"__init__", "common", "experts", "keys"}
 
 
 def built(case: dict[str, Any]) -> Model:

@@ -1,7 +1,7 @@
 """Families of decoder models: a Hugging Face config.json becomes a Model.
 
 One file holds one family or a group of close cousins. `FAMILY_FILES` lists the files and the model_types each one
-reads; a file is imported when a config asks for it. `common` and `keys` are shared, not families.
+reads; a file is imported when a config asks for it. `common`, `experts` and `keys` are shared, not families.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensors that many families share: attention, feed-forward networks, experts, norms, embeddings, Mamba mixers.
+"""Tensors that many families share: attention, feed-forward networks, norms, embeddings, Mamba mixers.
 
 Every name is what stands in the state dict after the block's prefix. The TP cuts are those of Megatron-LM and
 torchtitan: column-parallel layers (q, k, v, gate, up, the vocabulary) on the output features, row-parallel layers
@@ -145,6 +145,11 @@ def norm(name: str, width: int, *, bias: bool = False) -> tuple[Tensor, ...]:
     return (weight, Tensor(name=f"{name}.bias", shape=(width,), role="norm")) if bias else (weight,)
 
 
+def qk_norms(heads: Heads) -> tuple[Tensor, ...]:
+    """RMSNorms over the head size of q and of k, one weight for all heads."""
+    return (*norm("self_attn.q_norm", heads.head_dim), *norm("self_attn.k_norm", heads.head_dim))
+
+
 def attention(
     prefix: str,
     heads: Heads,
@@ -212,11 +217,6 @@ def plain_mlp(
     )
 
 
-def router(name: str, experts: int, hidden: int, *, bias: bool = False) -> tuple[Tensor, ...]:
-    """The matrix that scores the experts; every TP rank keeps it whole."""
-    return linear(name, experts, hidden, "router", bias=bias)
-
-
 def embedding(name: str, vocab: int, width: int) -> tuple[Tensor, ...]:
     """A table of token vectors, cut along the vocabulary at any row."""
     return (Tensor(name=f"{name}.weight", shape=(vocab, width), role="embedding", tp_dim=0),)
@@ -231,14 +231,6 @@ def head(vocab: int, width: int, *, tied: bool, bias: bool = False, name: str = 
     """The output layer; tied, its weight is the embedding and only its bias is new."""
     built = linear(name, vocab, width, "head", bias=bias, tp_dim=0)
     return built[1:] if tied else built
-
-
-def check_top_k(values: Values, experts: int, top_k_key: str) -> int:
-    """Experts that a token visits: not more than there are."""
-    top_k = values.dim(top_k_key)
-    if top_k > experts:
-        raise values.refuse(top_k_key, f"a token cannot visit more than the {experts} experts", f"--set {top_k_key}=N")
-    return top_k
 
 
 def mamba2(prefix: str, hidden: int, ssm: Ssm, *, intermediate: int, bias: bool, conv_bias: bool) -> tuple[Tensor, ...]:
@@ -324,28 +316,6 @@ def stack(
         mtp=mtp,
         mtp_depths=mtp_depths,
         notes=notes,
-    )
-
-
-def mtp_block(block: Block, hidden: int, layers: int) -> Block:
-    """One multi-token-prediction depth as DeepSeek-V3's checkpoint holds it, after the last layer.
-
-    Two norms, the projection of [embedding; hidden state], a whole decoder layer, a norm before the output layer. The
-    embedding and the output layer are those of the model: the checkpoint's second copies are not counted.
-    Source: DeepSeek-V3 report (arXiv:2412.19437), section 2.2, and README_WEIGHTS.md of deepseek-ai/DeepSeek-V3.
-    """
-    return msgspec.structs.replace(
-        block,
-        kind="mtp",
-        layers=(layers,),
-        tensors=(
-            *norm("enorm", hidden),
-            *norm("hnorm", hidden),
-            *linear("eh_proj", hidden, 2 * hidden, "mtp"),
-            *block.tensors,
-            *norm("shared_head.norm", hidden),
-        ),
-        norms=block.norms + 3,
     )
 
 

@@ -8,19 +8,10 @@ multi-token-prediction layers after the last one: `Model.mtp`.
 
 from __future__ import annotations
 
-from trainledger.facts.families.common import (
-    DECODER_KEYS,
-    blocks_of,
-    check_top_k,
-    gated_mlp,
-    linear,
-    mtp_block,
-    norm,
-    router,
-    stack,
-)
-from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names
-from trainledger.facts.model import Attention, Block, Mlp, Moe, Tensor
+from trainledger.facts.families.common import DECODER_KEYS, blocks_of, gated_mlp, linear, norm, stack
+from trainledger.facts.families.experts import experts_beside_shared, mtp_block
+from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names, without
+from trainledger.facts.model import Attention, Block, Mlp, Tensor
 
 
 def _attention(values: Values, hidden: int) -> tuple[tuple[Tensor, ...], Attention]:
@@ -54,18 +45,6 @@ def _attention(values: Values, hidden: int) -> tuple[tuple[Tensor, ...], Attenti
     )
 
 
-def _experts(values: Values, hidden: int, *, mlp_bias: bool) -> tuple[tuple[Tensor, ...], Moe]:
-    experts, width = values.dim("n_routed_experts"), values.dim("moe_intermediate_size")
-    shared = width * (values.maybe("n_shared_experts") or 0)
-    tensors = (
-        *gated_mlp("mlp.experts.{e}", hidden, width, role="expert", copies=experts),
-        *router("mlp.gate", experts, hidden),
-        *(gated_mlp("mlp.shared_experts", hidden, shared, bias=mlp_bias, role="shared_expert") if shared else ()),
-    )
-    top_k = check_top_k(values, experts, "num_experts_per_tok")
-    return tensors, Moe(experts=experts, top_k=top_k, intermediate=width, gated=True, shared_intermediate=shared)
-
-
 def build(values: Values) -> Parts:
     """Blocks of a DeepSeek: the first `first_k_dense_replace` layers dense, the rest routed."""
     hidden, layers = values.dim("hidden_size"), values.dim("num_hidden_layers")
@@ -76,7 +55,7 @@ def build(values: Values) -> Parts:
     def block(routed: bool, at: tuple[int, ...]) -> Block:
         moe = None
         if routed:
-            network, moe = _experts(values, hidden, mlp_bias=mlp_bias)
+            network, moe = experts_beside_shared(values, hidden, bias=mlp_bias)
         else:
             network = gated_mlp("mlp", hidden, width, bias=mlp_bias)
         return Block(
@@ -101,7 +80,7 @@ def build(values: Values) -> Parts:
 
 
 _KEYS = keys(
-    {name: key for name, key in DECODER_KEYS.items() if name not in ("num_key_value_heads", "head_dim")},
+    without(DECODER_KEYS, "num_key_value_heads", "head_dim"),
     vocab_size=102400,
     attention_bias=Key(False, "flag"),
     first_k_dense_replace=Key(0, "count", nullable=True),

@@ -18,7 +18,7 @@ from trainledger.facts.families.common import (
     plain_mlp,
     stack,
 )
-from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names
+from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names, without
 from trainledger.facts.model import Block, Mlp
 
 
@@ -93,11 +93,7 @@ FAMILIES = (
         config_class="FalconConfig",
         architectures=("FalconForCausalLM",),
         keys=keys(
-            {
-                name: key
-                for name, key in DECODER_KEYS.items()
-                if name not in ("num_key_value_heads", "head_dim", "intermediate_size")
-            },
+            without(DECODER_KEYS, "num_key_value_heads", "head_dim", "intermediate_size"),
             vocab_size=65024,
             hidden_size=Key(4544, aliases=("n_embed",)),
             num_attention_heads=71,

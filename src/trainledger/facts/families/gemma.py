@@ -15,6 +15,7 @@ from trainledger.facts.families.common import (
     gated_mlp,
     label,
     norm,
+    qk_norms,
     read_heads,
     stack,
     windows,
@@ -31,7 +32,7 @@ def _build(values: Values, sliding: Callable[[int], bool] | None, norm_names: tu
     layers = values.dim("num_hidden_layers")
     width, bias = values.dim("intermediate_size"), values.flag("attention_bias")
     kinds = (None,) * layers if sliding is None else windows(values, layers, sliding)
-    norms = (*norm("self_attn.q_norm", heads.head_dim), *norm("self_attn.k_norm", heads.head_dim)) if qk_norm else ()
+    norms = qk_norms(heads) if qk_norm else ()
 
     def block(window: int | None, at: tuple[int, ...]) -> Block:
         return Block(

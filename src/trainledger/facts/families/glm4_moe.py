@@ -10,28 +10,15 @@ from trainledger.facts.families.common import (
     DECODER_KEYS,
     attention,
     blocks_of,
-    check_top_k,
     gated_mlp,
-    mtp_block,
     norm,
+    qk_norms,
     read_heads,
-    router,
     stack,
 )
+from trainledger.facts.families.experts import experts_beside_shared, mtp_block
 from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names
-from trainledger.facts.model import Block, Mlp, Moe, Tensor
-
-
-def _experts(values: Values, hidden: int) -> tuple[tuple[Tensor, ...], Moe]:
-    experts, width = values.dim("n_routed_experts"), values.dim("moe_intermediate_size")
-    shared = width * (values.maybe("n_shared_experts") or 0)
-    tensors = (
-        *gated_mlp("mlp.experts.{e}", hidden, width, role="expert", copies=experts),
-        *router("mlp.gate", experts, hidden),
-        *(gated_mlp("mlp.shared_experts", hidden, shared, role="shared_expert") if shared else ()),
-    )
-    top_k = check_top_k(values, experts, "num_experts_per_tok")
-    return tensors, Moe(experts=experts, top_k=top_k, intermediate=width, gated=True, shared_intermediate=shared)
+from trainledger.facts.model import Block, Mlp
 
 
 def build(values: Values) -> Parts:
@@ -40,12 +27,11 @@ def build(values: Values) -> Parts:
     hidden, layers = heads.hidden, values.dim("num_hidden_layers")
     width, dense = values.dim("intermediate_size"), values.maybe("first_k_dense_replace") or 0
     bias, qk_norm = values.flag("attention_bias"), values.flag("use_qk_norm")
-    norms = (*norm("self_attn.q_norm", heads.head_dim), *norm("self_attn.k_norm", heads.head_dim))
 
     def block(routed: bool, at: tuple[int, ...]) -> Block:
         moe = None
         if routed:
-            network, moe = _experts(values, hidden)
+            network, moe = experts_beside_shared(values, hidden)
         else:
             network = gated_mlp("mlp", hidden, width)
         return Block(
@@ -53,7 +39,7 @@ def build(values: Values) -> Parts:
             layers=at,
             tensors=(
                 *attention("self_attn", heads, qkv_bias=bias),
-                *(norms if qk_norm else ()),
+                *(qk_norms(heads) if qk_norm else ()),
                 *network,
                 *norm("input_layernorm", hidden),
                 *norm("post_attention_layernorm", hidden),

@@ -1,7 +1,6 @@
 """gpt-oss: routed experts with biases in every layer, a learned sink per head, sliding attention in every other layer.
 
-The state dict stacks the experts of a layer, `[experts, in, out]` with gate and up interleaved. Here one tensor is one
-expert's slice, `copies` counts the slices, and the name, which has no `{e}`, is that of the stack.
+The state dict stacks the experts of a layer, with gate and up interleaved.
 """
 
 from __future__ import annotations
@@ -10,47 +9,15 @@ from trainledger.facts.families.common import (
     DECODER_KEYS,
     attention,
     blocks_of,
-    check_top_k,
     label,
     norm,
     read_heads,
-    router,
     stack,
     windows,
 )
+from trainledger.facts.families.experts import check_top_k, router, stacked_experts
 from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names
 from trainledger.facts.model import Block, Moe, Tensor
-
-
-def _experts(hidden: int, width: int, experts: int) -> tuple[Tensor, ...]:
-    return (
-        Tensor(
-            name="mlp.experts.gate_up_proj",
-            shape=(hidden, 2 * width),
-            role="expert",
-            tp_dim=1,
-            tp_units=width,
-            copies=experts,
-            linear=True,
-        ),
-        Tensor(
-            name="mlp.experts.gate_up_proj_bias",
-            shape=(2 * width,),
-            role="expert",
-            tp_dim=0,
-            tp_units=width,
-            copies=experts,
-        ),
-        Tensor(
-            name="mlp.experts.down_proj",
-            shape=(width, hidden),
-            role="expert",
-            tp_dim=0,
-            copies=experts,
-            linear=True,
-        ),
-        Tensor(name="mlp.experts.down_proj_bias", shape=(hidden,), role="expert", copies=experts),
-    )
 
 
 def build(values: Values) -> Parts:
@@ -74,7 +41,7 @@ def build(values: Values) -> Parts:
                 sinks,
                 *attention("self_attn", heads, qkv_bias=bias, out_bias=bias),
                 *router("mlp.router", experts, hidden, bias=True),
-                *_experts(hidden, width, experts),
+                *stacked_experts("mlp.experts", hidden, width, experts, bias=True),
                 *norm("input_layernorm", hidden),
                 *norm("post_attention_layernorm", hidden),
             ),

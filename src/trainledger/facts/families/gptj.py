@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from trainledger.facts.families.common import (
-    Heads,
-    attention,
-    blocks_of,
-    embedding,
-    even_heads,
-    norm,
-    plain_mlp,
-    stack,
-)
+from trainledger.facts.families.common import Heads, attention, blocks_of, embedding, even_heads, norm, plain_mlp, stack
 from trainledger.facts.families.keys import Family, Key, Parts, Values, names
 from trainledger.facts.model import Block, Mlp
 

@@ -280,6 +280,11 @@ def keys(base: Mapping[str, Key], **changes: object) -> dict[str, Key]:
     return out
 
 
+def without(base: Mapping[str, Key], *dropped: str) -> dict[str, Key]:
+    """A copy of `base` that lacks some keys."""
+    return {name: key for name, key in base.items() if name not in dropped}
+
+
 def one_of(values: Values, key: str, words: Sequence[str], allowed: Sequence[str]) -> None:
     """Refuse a word that is not allowed in the list under `key`."""
     for word in words:

@@ -1,8 +1,7 @@
 """Llama 4, the text decoder: routed experts in some layers, attention in chunks in most.
 
-The state dict stacks the experts of a layer, `[experts, in, out]` with gate and up side by side. Here one tensor is
-one expert's slice, `copies` counts the slices, and the name, which has no `{e}`, is that of the stack. Query and key
-are normalised by their L2 length in the layers with rotary embeddings: no parameter.
+The state dict stacks the experts of a layer, with gate and up side by side. Query and key are normalised by their L2
+length in the layers with rotary embeddings: no parameter.
 """
 
 from __future__ import annotations
@@ -12,16 +11,15 @@ from trainledger.facts.families.common import (
     attention,
     blocks_of,
     check_length,
-    check_top_k,
     gated_mlp,
     label,
     norm,
     read_heads,
-    router,
     stack,
 )
+from trainledger.facts.families.experts import check_top_k, router, stacked_experts
 from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names, one_of
-from trainledger.facts.model import Block, Mlp, Moe, Tensor
+from trainledger.facts.model import Block, Mlp, Moe
 
 
 def _moe_layers(values: Values, layers: int) -> frozenset[int]:
@@ -53,28 +51,6 @@ def _attention_kinds(values: Values, layers: int) -> list[tuple[int | None, bool
     ]
 
 
-def _experts(hidden: int, width: int, experts: int) -> tuple[Tensor, ...]:
-    return (
-        Tensor(
-            name="feed_forward.experts.gate_up_proj",
-            shape=(hidden, 2 * width),
-            role="expert",
-            tp_dim=1,
-            tp_units=width,
-            copies=experts,
-            linear=True,
-        ),
-        Tensor(
-            name="feed_forward.experts.down_proj",
-            shape=(width, hidden),
-            role="expert",
-            tp_dim=0,
-            copies=experts,
-            linear=True,
-        ),
-    )
-
-
 def build(values: Values) -> Parts:
     """Blocks of a Llama 4 text decoder: dense or experts, chunked or full attention."""
     heads = read_heads(values)
@@ -93,7 +69,7 @@ def build(values: Values) -> Parts:
         routed, window, qk_norm = kind
         if routed:
             network = (
-                *_experts(heads.hidden, width, experts),
+                *stacked_experts("feed_forward.experts", heads.hidden, width, experts),
                 *router("feed_forward.router", experts, heads.hidden),
                 *gated_mlp("feed_forward.shared_expert", heads.hidden, width, role="shared_expert"),
             )

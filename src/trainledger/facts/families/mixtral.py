@@ -6,14 +6,13 @@ from trainledger.facts.families.common import (
     DECODER_KEYS,
     attention,
     blocks_of,
-    check_top_k,
     gated_mlp,
     label,
     norm,
     read_heads,
-    router,
     stack,
 )
+from trainledger.facts.families.experts import check_top_k, router
 from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names
 from trainledger.facts.model import Block, Moe
 

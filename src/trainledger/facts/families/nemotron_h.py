@@ -9,16 +9,15 @@ from __future__ import annotations
 from trainledger.facts.families.common import (
     attention,
     blocks_of,
-    check_top_k,
     embedding,
     linear,
     mamba2,
     norm,
     plain_mlp,
     read_heads,
-    router,
     stack,
 )
+from trainledger.facts.families.experts import check_top_k, router
 from trainledger.facts.families.keys import Family, Key, Parts, Values, names, one_of
 from trainledger.facts.model import Block, Mlp, Moe, Ssm, Tensor
 

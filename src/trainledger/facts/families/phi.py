@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from trainledger.facts.families.common import (
-    DECODER_KEYS,
-    attention,
-    blocks_of,
-    norm,
-    plain_mlp,
-    read_heads,
-    stack,
-)
+from trainledger.facts.families.common import DECODER_KEYS, attention, blocks_of, norm, plain_mlp, read_heads, stack
 from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names
 from trainledger.facts.model import Block, Mlp
 

@@ -11,17 +11,17 @@ from trainledger.facts.families.common import (
     DECODER_KEYS,
     attention,
     blocks_of,
-    check_top_k,
     gated_mlp,
     label,
     linear,
     norm,
+    qk_norms,
     read_heads,
-    router,
     stack,
     windows,
 )
-from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names
+from trainledger.facts.families.experts import check_top_k, router
+from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names, without
 from trainledger.facts.model import Block, Mlp, Moe, Tensor
 
 
@@ -73,7 +73,7 @@ def _build(values: Values, *, qkv_bias: bool, out_bias: bool, qk_norm: bool, sha
     heads = read_heads(values)
     layers = values.dim("num_hidden_layers")
     width = values.dim("intermediate_size")
-    norms = (*norm("self_attn.q_norm", heads.head_dim), *norm("self_attn.k_norm", heads.head_dim)) if qk_norm else ()
+    norms = qk_norms(heads) if qk_norm else ()
     kinds = list(zip(_routed(values, layers), _windows(values, layers), strict=True))
 
     def block(kind: tuple[bool, int | None], at: tuple[int, ...]) -> Block:
@@ -137,10 +137,6 @@ _MOE = keys(
 _ROUTING = names("norm_topk_prob output_router_logits router_aux_loss_coef")
 
 
-def _without(base: dict[str, Key], *dropped: str) -> dict[str, Key]:
-    return {name: key for name, key in base.items() if name not in dropped}
-
-
 FAMILIES = (
     Family(
         name="qwen2",
@@ -182,7 +178,7 @@ FAMILIES = (
         config_class="Qwen3MoeConfig",
         architectures=("Qwen3MoeForCausalLM",),
         keys=keys(
-            _without(_MOE, "max_window_layers", "layer_types"),
+            without(_MOE, "max_window_layers", "layer_types"),
             intermediate_size=6144,
             num_key_value_heads=4,
             moe_intermediate_size=Key(768),

@@ -12,7 +12,7 @@ from trainledger.facts.families.common import (
     read_heads,
     stack,
 )
-from trainledger.facts.families.keys import Family, Key, Parts, Values, keys
+from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, without
 from trainledger.facts.model import Block, Mlp, Tensor
 
 
@@ -60,7 +60,7 @@ FAMILIES = (
         config_class="StableLmConfig",
         architectures=("StableLmForCausalLM",),
         keys=keys(
-            {name: key for name, key in DECODER_KEYS.items() if name != "head_dim"},
+            without(DECODER_KEYS, "head_dim"),
             vocab_size=50304,
             hidden_size=2560,
             intermediate_size=6912,
