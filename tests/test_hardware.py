@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from trainledger.errors import BadInput, MissingFact, UnknownName
-from trainledger.facts.cite import rows
 from trainledger.facts.cluster import (
     Accelerator,
     Cluster,
@@ -98,10 +97,10 @@ def test_a_cluster_is_plausible(name: str) -> None:
 @pytest.mark.parametrize("name", ACCELERATORS + CLUSTERS)
 def test_every_fact_says_where_it_comes_from(name: str) -> None:
     thing: Accelerator | Cluster = find_accelerator(name) if name in ACCELERATORS else find_cluster(name)
-    for row in rows(thing.facts):
-        assert row["source"].startswith(("https://", "github.com/")), row
-        assert row["basis"] != "assumed", row
-        assert "@" in row["source"] or not row["source"].startswith("github.com/") or row["date"], row
+    for fact in thing.facts.values():
+        assert fact.source.startswith(("https://", "github.com/")), fact
+        assert fact.basis != "assumed", fact
+        assert "@" in fact.source or not fact.source.startswith("github.com/") or fact.date, fact
 
 
 @pytest.mark.parametrize("folder", ["accelerators", "clusters"])

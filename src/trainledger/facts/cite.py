@@ -1,46 +1,23 @@
-"""Facts with their provenance, as a reader sees them: one line of text, or rows for JSON."""
+"""The text behind the keys that lines and docstrings cite: `data/references.toml`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypedDict
+import functools
+from typing import Any
 
-from trainledger.facts.load import Fact, Value
-
-
-class FactRow(TypedDict):
-    """One fact as JSON: `value` in base units, `text` as its file writes it."""
-
-    key: str
-    value: Value
-    text: str
-    basis: str
-    source: str
-    date: str
-    note: str
+from trainledger.facts.load import DATA, load_toml
 
 
-def cite(fact: Fact) -> str:
-    """Where a value comes from, on one line.
+@functools.cache
+def references() -> dict[str, dict[str, Any]]:
+    """Key -> its title, where to read it, and a note where there is one."""
+    return load_toml(DATA / "references.toml")
 
-    >>> cite(Fact(value=3.35e12, basis="datasheet", source="example.org/h100", date="2026-08-22", note="HBM3"))
-    'datasheet, example.org/h100, 2026-08-22 (HBM3)'
+
+def reference(key: str) -> str:
+    """What a cited key stands for, on one line; the place after a colon in it is the citation's own.
+
+    >>> reference("zero-paper: section 3.1").partition(",")[0]
+    'Rajbhandari et al. 2020'
     """
-    parts = ", ".join(part for part in (fact.basis, fact.source, fact.date) if part)
-    return f"{parts} ({fact.note})" if fact.note else parts
-
-
-def rows(facts: Mapping[str, Fact]) -> list[FactRow]:
-    """Every fact in the order of its file, with all of its provenance."""
-    return [
-        FactRow(
-            key=key,
-            value=fact.value,
-            text=fact.text,
-            basis=fact.basis,
-            source=fact.source,
-            date=fact.date,
-            note=fact.note,
-        )
-        for key, fact in facts.items()
-    ]
+    return ", ".join(map(str, references()[key.partition(":")[0]].values()))

@@ -144,7 +144,7 @@ def _amount(line: Answer) -> tuple[str, str]:
 def _explanation(answer: Answer) -> Document:
     line = answer["line"]
     texts: Mapping[str, str] = {entry["key"]: entry["text"] for entry in answer["references"]}
-    cites = [f"{key}: {texts[key]}" if texts[key] else key for key in line["cites"]]
+    cites = [f"{key}: {texts[key]}" for key in line["cites"]]
     return [
         Text(line["id"], "answer"),
         Text(f"amount    {whole(line['amount'])} {line['unit']} ({_amount(line)[1]})"),

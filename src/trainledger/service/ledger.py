@@ -10,6 +10,7 @@ import msgspec
 from trainledger.account.bounds import by_basis
 from trainledger.account.ledger import Entry, Moved, entry
 from trainledger.errors import BadInput, UsageError
+from trainledger.facts.cite import reference
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import Basis, Line
 from trainledger.plans.plan import Plans
@@ -17,7 +18,6 @@ from trainledger.profiles.profile import Instant
 from trainledger.rules import REFUSALS, require
 from trainledger.service.common import Degrees, Note, Run, host_notes, notes, resolve
 from trainledger.service.plan_file import overlay
-from trainledger.service.references import reference
 from trainledger.service.requests import ANSWER, PlanRequest, flag
 from trainledger.service.sweep import Row, sweep_rows, sweep_values
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from trainledger.errors import UnknownName, UsageError
+from trainledger.errors import MissingFact, UnknownName, UsageError
 from trainledger.service.requests import INPUT, flag
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainledger.facts.load import Fact as DataFact
 
 KINDS = ("models", "clusters", "accelerators", "engines", "optimizers", "precisions", "rules")
+"""What can be listed."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -94,8 +95,6 @@ def _value(facts: Mapping[str, DataFact], key: str) -> int | float | str | None:
 
 
 def _usable(card: Accelerator) -> int | None:
-    from trainledger.errors import MissingFact
-
     try:
         return int(card.usable_bytes)
     except MissingFact:
@@ -202,9 +201,7 @@ def _cluster(name: str) -> Response:
 
 
 def _facts(facts: Mapping[str, DataFact]) -> tuple[Fact, ...]:
-    from trainledger.facts.cite import rows
-
-    return tuple(Fact(**row) for row in rows(facts))
+    return tuple(Fact(key=key, **msgspec.structs.asdict(fact)) for key, fact in facts.items())
 
 
 _STATE_KEYS = ("category", "what", "dtype", "zero", "sharded_from", "cut", "alive", "place", "basis", "cite")
