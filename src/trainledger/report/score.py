@@ -48,9 +48,13 @@ def _error(value: float | None) -> str:
 
 
 def _mismatches(answer: Answer) -> Document:
-    wrong = [row for row in answer["rows"] if row["status"] == "mismatch"]
-    if not wrong:
+    """Rows that do not agree, and rows whose source cut digits off instead of rounding."""
+    off = [row for row in answer["rows"] if row["status"] in ("mismatch", "source_truncated")]
+    if not off:
         return []
-    cells = [[row["id"], f"{row['measured']:.6g}", f"{row['predicted']:.6g}", row["reason"]] for row in wrong]
-    columns = [left("mismatch"), Column("measured"), Column("predicted"), left("reason")]
+    cells = [
+        [row["id"], row["status"].replace("_", " "), f"{row['measured']:.6g}", f"{row['predicted']:.8g}", row["reason"]]
+        for row in off
+    ]
+    columns = [left("row"), left("status"), Column("printed"), Column("predicted"), left("reason")]
     return [BLANK, table(columns, cells)]
