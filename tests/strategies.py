@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 from functools import lru_cache
 
-import numpy as np
 from hypothesis import strategies as st
 
 from trainledger.account.activations import activation_bytes
@@ -25,7 +24,7 @@ from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, Scenario, make_plans
 from trainledger.plans.setting import Setting, make_setting
 from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Instant
-from trainledger.rules import REFUSALS, violations
+from trainledger.rules import REFUSALS, passing
 
 ENGINES = ("paper", "pytorch", "torchtitan", "deepspeed", "megatron")
 
@@ -282,10 +281,7 @@ def legal(setting: Setting, rows: list[dict[str, int]]) -> list[dict[str, int]]:
     if not rows:
         return []
     plans = make_plans({name: [row[name] for row in rows] for name in rows[0]})
-    broken = np.zeros(len(rows), dtype=bool)
-    for mask in violations(REFUSALS, setting, plans).values():
-        broken |= mask
-    return [row for row, bad in zip(rows, broken, strict=True) if not bad]
+    return [row for row, good in zip(rows, passing(REFUSALS, setting, plans), strict=True) if good]
 
 
 def as_plans(rows: list[dict[str, int]]) -> Plans:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from trainledger.rules import RULES
+from trainledger.rules import RULES, Rule
 
 INTRO = """# Rules
 
 Every plan passes these before anything is computed. `refuse`: the engine or the shapes forbid it. `warn`: it runs, but
-a planner does not offer it. `advise`: worth knowing. `trainledger plan` counts rejected plans by id.
+a planner does not offer it. `advise`: worth knowing. `trainledger plan` counts rejected plans by id. "About" is the
+model's shapes, the plan, what an engine can do, or the engines that a rule speaks of.
 
 | id | severity | about | source |
 |---|---|---|---|
@@ -16,4 +17,8 @@ a planner does not offer it. `advise`: worth knowing. `trainledger plan` counts 
 
 def render() -> str:
     """The whole page."""
-    return INTRO + "\n".join(f"| `{r.id}` | {r.severity} | {r.scope} | {r.source} |" for r in RULES) + "\n"
+    return INTRO + "\n".join(f"| `{r.id}` | {r.severity} | {_about(r)} | {r.source} |" for r in RULES) + "\n"
+
+
+def _about(rule: Rule) -> str:
+    return ", ".join(rule.engines) or rule.scope

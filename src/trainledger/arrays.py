@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import gcd
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,14 @@ def round_up(amount: IntArray | int, multiple: IntArray | int) -> IntArray:
     return ceil_div(amount, multiple) * multiple
 
 
-def lcm(left: int, right: int) -> int:
-    """Least common multiple of two positive integers."""
-    return left // gcd(left, right) * right
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive integer, in order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
 
 
 def one_of(column: IntArray, chosen: tuple[int, ...], size: int) -> NDArray[np.bool_]:

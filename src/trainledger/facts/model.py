@@ -45,6 +45,11 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
         """Elements of one copy."""
         return math.prod(self.shape)
 
+    @property
+    def projection(self) -> bool:
+        """A weight matrix inside a block, routers apart: what FP8 recipes, 4-bit storage and Muon cover."""
+        return self.linear and self.role not in ("head", "embedding", "router")
+
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True):
     """Softmax attention. `qk_head_dim` is that of q and k (MLA: nope + rope), `v_head_dim` that of v.

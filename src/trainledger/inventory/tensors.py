@@ -18,6 +18,7 @@ from trainledger.arrays import IntArray, ceil_div, round_up
 from trainledger.errors import BadInput
 from trainledger.facts.model import Block, Model, Tensor
 from trainledger.facts.workload import Workload
+from trainledger.plans import partition
 from trainledger.plans.plan import Plans
 from trainledger.profiles.profile import Profile
 
@@ -68,9 +69,7 @@ class TensorTable:
         if profile.vocab_multiple:
             padded = round_up(self.rows, profile.vocab_multiple * dense)
             rows = np.where(self.vocab, padded, rows)
-        length = np.where(self.tp_dim == 1, self.rest, rows)
-        units = np.where(self.tp_units == 0, length, self.tp_units)
-        cut = ceil_div(units, over) * (length // np.maximum(units, 1))
+        cut = partition.by_units(np.where(self.tp_dim == 1, self.rest, rows), self.tp_units, over)
         return LocalShapes(
             rows=np.where(self.tp_dim == 0, cut, rows),
             rest=np.where(self.tp_dim == 1, cut, self.rest),
@@ -104,7 +103,7 @@ def tensor_table(model: Model, workload: Workload) -> TensorTable:
         )
     tensors = [tensor for _, tensor, _ in entries]
     expert = np.array([t.role == "expert" for t in tensors])
-    linear = np.array([t.linear and t.role not in ("head", "embedding", "router") for t in tensors])
+    linear = np.array([t.projection for t in tensors])
     adapters = np.array([adapter for _, _, adapter in entries])
     slots = np.array([slot for slot, _, _ in entries], dtype=np.int64)
     starts = np.flatnonzero(np.diff(slots, prepend=-1))

@@ -7,16 +7,27 @@ unsharded rank stores.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import lcm
 
 import numpy as np
 
-from trainledger.arrays import IntArray, ceil_div, lcm, round_up
+from trainledger.arrays import IntArray, ceil_div, round_up
 
 MEGATRON_PARAM_ALIGN = 64
 MEGATRON_BUCKET_ALIGN = 128
 MEGATRON_BUSBW_ALIGN = 1 << 16
 CHUNK_FACTOR_LIMIT = 1 << 28
 """Row sizes without common factors would ask Megatron-FSDP for padding beyond any memory; it is not followed there."""
+
+
+def by_units(length: IntArray | int, units: IntArray | int, over: IntArray) -> IntArray:
+    """What the fullest rank holds of a dimension that is cut between indivisible units (heads); 0: at any place.
+
+    >>> by_units(1024, 8, np.array([1, 3, 16])).tolist()
+    [1024, 384, 128]
+    """
+    units = np.where(units == 0, length, units)
+    return ceil_div(units, over) * (length // np.maximum(units, 1))
 
 
 def dim0(rows: IntArray, rest: IntArray, over: IntArray) -> IntArray:

@@ -6,23 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from trainledger.arrays import IntArray
+from trainledger.arrays import IntArray, divisors
 from trainledger.errors import BadInput
 from trainledger.plans.plan import Plans, make_plans
 from trainledger.plans.setting import Setting
 
 MICRO_BATCH_SIZES = (1, 2, 4, 8)
 DEFAULT_SCALE_UP_DOMAIN = 8
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors in order.
-
-    >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]
 
 
 def axis_values(setting: Setting, gpus: int, fixed: Mapping[str, int]) -> dict[str, list[int]]:

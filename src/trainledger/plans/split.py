@@ -17,11 +17,7 @@ def layers_per_chunk(num_layers: int, chunks: int, split: str, layout: tuple[int
     """
     if layout:
         if len(layout) != chunks or sum(layout) != num_layers or min(layout) < 0:
-            raise Refused(
-                "pp-layout-adds-up",
-                f"--pp-layout {','.join(map(str, layout))} has {len(layout)} stages and {sum(layout)} layers; "
-                f"the plan has pp x vpp = {chunks} stages and the model {num_layers} layers",
-            )
+            raise Refused("pp-layout-adds-up", layout_fault(num_layers, chunks, layout))
         return layout
     ends = 1 if split == "less_ends" and chunks > 1 else 0
     share, extra = divmod(num_layers + 2 * ends, chunks)
@@ -35,3 +31,11 @@ def layers_per_chunk(num_layers: int, chunks: int, split: str, layout: tuple[int
     counts[0] -= ends
     counts[-1] -= ends
     return tuple(counts)
+
+
+def layout_fault(num_layers: int, chunks: int, layout: tuple[int, ...]) -> str:
+    """What is wrong with a layout that does not add up, in words."""
+    return (
+        f"--pp-layout {','.join(map(str, layout))} has {len(layout)} stages and {sum(layout)} layers; "
+        f"the plan has pp x vpp = {chunks} stages and the model {num_layers} layers"
+    )

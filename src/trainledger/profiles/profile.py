@@ -87,6 +87,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     activation             saved activations and their collectives
     grad_choices           values that --grad-dtype may take
     fp8                    the recipe runs GEMMs in FP8 (or FP4)
+    gemm_multiple          what both sides of a matrix that is multiplied in FP8 must be a multiple of
     full_master            the master copy stays whole whatever the optimizer could leave out
     """
 
@@ -101,6 +102,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sharded_grad: str = ""
     grad_choices: tuple[str, ...] = ()
     fp8: bool = False
+    gemm_multiple: int = 16
     full_master: bool = False
     accelerator_dtype: str = ""
     least_capability: str = ""

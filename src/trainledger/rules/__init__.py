@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trainledger.rules import advice, engine, layout, particular, shape
-from trainledger.rules.rule import Finding, Rule, findings, require, violations
+from trainledger.rules.rule import Finding, Rule, findings, passing, require, violations
 
-__all__ = ["PLANNER", "REFUSALS", "RULES", "Finding", "Rule", "findings", "require", "violations"]
+__all__ = ["PLANNER", "REFUSALS", "RULES", "Finding", "Rule", "findings", "passing", "require", "violations"]
 
 RULES: tuple[Rule, ...] = (*engine.RULES, *shape.RULES, *layout.RULES, *particular.RULES, *advice.RULES)
 REFUSALS: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.severity == "refuse")

@@ -25,9 +25,9 @@ def _gathers_frozen(setting: Setting, plans: Plans) -> Mask:
     return (plans.zero_stage == 3) & (_adapters(setting) and not setting.workload.qlora)
 
 
-def _fp32_base(setting: Setting, plans: Plans) -> Mask:
+def _fp32_base(setting: Setting, plans: Plans) -> bool:
     wide = setting.precision is not None and setting.dtype("frozen") == "fp32"
-    return np.full(len(plans), _adapters(setting) and not setting.workload.qlora and wide)
+    return _adapters(setting) and not setting.workload.qlora and wide
 
 
 def _upcast(setting: Setting, plans: Plans) -> Mask:
@@ -36,19 +36,15 @@ def _upcast(setting: Setting, plans: Plans) -> Mask:
     return (plans.zero_stage > 0) & (hugging_face and narrow)
 
 
-def _kbit(setting: Setting, plans: Plans) -> Mask:
-    return np.full(len(plans), setting.workload.qlora)
-
-
 def _gathers_experts(setting: Setting, plans: Plans) -> Mask:
     moe = any(block.moe is not None for block in setting.model.blocks)
     return (plans.zero_stage == 3) & (plans.ep == 1) & moe
 
 
-def _bucket_outweighs(setting: Setting, plans: Plans) -> Mask:
+def _bucket_outweighs(setting: Setting, plans: Plans) -> Mask | bool:
     """Buckets of stages 1 and 2 against what dividing the optimizer saves on one rank."""
     if not setting.bucket_elements or _adapters(setting):
-        return np.zeros(len(plans), dtype=bool)
+        return False
     group = sharding.shard_group(plans, expert=False)
     owned = setting.model.total_params // (plans.tp * plans.pp)
     saved = ADAM_STATE_BYTES * (owned - owned // group)
@@ -63,8 +59,8 @@ RULES: tuple[Rule, ...] = (
         scope="plan",
         source="frozen weights are gathered for every use, twice per micro-batch",
         broken=_gathers_frozen,
-        sentence=lambda setting, row: (
-            f"--zero 3 with adapters of rank {setting.workload.lora_rank} gathers all frozen weights twice per "
+        sentence=(
+            "--zero 3 with adapters of rank {lora_rank} gathers all frozen weights twice per "
             "micro-batch; where they fit whole, use --zero 2"
         ),
     ),
@@ -74,7 +70,7 @@ RULES: tuple[Rule, ...] = (
         scope="plan",
         source="transformers loads in fp32 unless told a dtype",
         broken=_fp32_base,
-        sentence=lambda setting, row: (
+        sentence=(
             "the frozen weights beside the adapters are held in fp32, twice what training them needs; "
             "use --frozen-dtype bf16"
         ),
@@ -95,10 +91,8 @@ RULES: tuple[Rule, ...] = (
         severity="advise",
         scope="plan",
         source="peft prepare_model_for_kbit_training",
-        broken=_kbit,
-        sentence=lambda setting, row: (
-            "--qlora: embeddings, norms and the output layer are not quantised and are cast to fp32 beforehand"
-        ),
+        broken=lambda setting, plans: setting.workload.qlora,
+        sentence=("--qlora: embeddings, norms and the output layer are not quantised and are cast to fp32 beforehand"),
     ),
     Rule(
         id="z3-moe-gathers-all",
@@ -106,9 +100,7 @@ RULES: tuple[Rule, ...] = (
         scope="plan",
         source="every routed expert is gathered, visited or not",
         broken=_gathers_experts,
-        sentence=lambda setting, row: (
-            "--zero 3 with ep=1 gathers every routed expert of a layer for each use, visited or not; raise --ep"
-        ),
+        sentence=("--zero 3 with ep=1 gathers every routed expert of a layer for each use, visited or not; raise --ep"),
     ),
     Rule(
         id="ds-bucket-larger-than-saving",

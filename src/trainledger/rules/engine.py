@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from trainledger.plans.plan import Plans
+from trainledger.plans.plan import Plans, make_plans
 from trainledger.plans.setting import Setting
+from trainledger.profiles import engine_names, load_profile
 from trainledger.profiles.profile import Precision
 from trainledger.rules.rule import Mask, Rule
 
 FROZEN_DTYPES = ("fp32", "bf16", "fp16")
+"""What frameworks load weights in."""
+
 AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate")
-
-
-def _never(plans: Plans) -> Mask:
-    return np.zeros(len(plans), dtype=bool)
-
-
-def _everywhere(plans: Plans, broken: bool) -> Mask:
-    return np.full(len(plans), broken)
 
 
 def _precision_sentence(setting: Setting, row: dict[str, int]) -> str:
@@ -44,22 +41,23 @@ def _zero_sentence(setting: Setting, row: dict[str, int]) -> str:
     return f"--zero {row['zero_stage']} does not exist in {setting.profile.framework}; it has {stages}"
 
 
-def _unsupported_axes(setting: Setting) -> tuple[str, ...]:
-    return tuple(axis for axis in AXES if axis not in setting.profile.axes and axis != "etp")
+def _lacking(setting: Setting, plans: Plans) -> Iterator[tuple[str, Mask]]:
+    """(axis, where it is used) of each axis that the engine lacks; etp is none of its own where it follows tp."""
+    for axis in AXES:
+        if axis not in setting.profile.axes:
+            used = getattr(plans, axis) > 1
+            yield axis, used & (plans.etp != plans.tp) if axis == "etp" else used
 
 
 def _axes(setting: Setting, plans: Plans) -> Mask:
-    broken = _never(plans)
-    for axis in _unsupported_axes(setting):
-        broken |= getattr(plans, axis) > 1
-    if "etp" not in setting.profile.axes:
-        broken |= (plans.etp > 1) & (plans.etp != plans.tp)
+    broken = np.zeros(len(plans), dtype=np.bool_)
+    for _, used in _lacking(setting, plans):
+        broken |= used
     return broken
 
 
 def _axes_sentence(setting: Setting, row: dict[str, int]) -> str:
-    lacking = [axis for axis in AXES if axis not in setting.profile.axes]
-    wrong = next(axis for axis in lacking if row[axis] > 1)
+    wrong = next(axis for axis, used in _lacking(setting, make_plans(row)) if used.any())
     return (
         f"--{wrong.replace('_', '-')} {row[wrong]} is not something {setting.profile.name} has; "
         f"set it to 1, or choose another --engine"
@@ -70,9 +68,9 @@ def _sp(setting: Setting, plans: Plans) -> Mask:
     return (plans.sp == 1) & ("sp" not in setting.profile.axes)
 
 
-def _grad_dtype(setting: Setting, plans: Plans) -> Mask:
+def _grad_dtype(setting: Setting, plans: Plans) -> bool:
     chosen, recipe = setting.scenario.grad_dtype, setting.precision
-    return _everywhere(plans, bool(chosen) and recipe is not None and chosen not in (*recipe.grad_choices, recipe.grad))
+    return bool(chosen) and recipe is not None and chosen not in (*recipe.grad_choices, recipe.grad)
 
 
 def _grad_dtype_sentence(setting: Setting, row: dict[str, int]) -> str:
@@ -83,18 +81,18 @@ def _grad_dtype_sentence(setting: Setting, row: dict[str, int]) -> str:
     )
 
 
-def _frozen_dtype(setting: Setting, plans: Plans) -> Mask:
+def _frozen_dtype(setting: Setting, plans: Plans) -> bool:
     chosen = setting.scenario.frozen_dtype
-    return _everywhere(plans, bool(chosen) and chosen not in FROZEN_DTYPES)
+    return bool(chosen) and chosen not in FROZEN_DTYPES
 
 
-def _bucket(setting: Setting, plans: Plans) -> Mask:
+def _bucket(setting: Setting, plans: Plans) -> bool:
     size = setting.scenario.reduce_bucket
-    return _everywhere(plans, size < 0 or (size > 0 and not setting.profile.traffic.bucket_elements))
+    return size < 0 or (size > 0 and not setting.profile.traffic.bucket_elements)
 
 
-def _offload(setting: Setting, plans: Plans) -> Mask:
-    return _everywhere(plans, bool(set(setting.scenario.offload) - set(setting.profile.offload)))
+def _offload(setting: Setting, plans: Plans) -> bool:
+    return bool(set(setting.scenario.offload) - set(setting.profile.offload))
 
 
 def _offload_sentence(setting: Setting, row: dict[str, int]) -> str:
@@ -109,30 +107,38 @@ def _offload_zero(setting: Setting, plans: Plans) -> Mask:
     return plans.zero_stage < needs
 
 
-def _offload_needs(setting: Setting, plans: Plans) -> Mask:
+def _offload_needs(setting: Setting, plans: Plans) -> bool:
     places, chosen = setting.profile.offload, setting.scenario.offload
-    return _everywhere(plans, any(places[p].needs and places[p].needs not in chosen for p in chosen if p in places))
+    return any(places[p].needs and places[p].needs not in chosen for p in chosen if p in places)
 
 
 def _offload_zero_sentence(setting: Setting, row: dict[str, int]) -> str:
     places = setting.profile.offload
     needs = ", ".join(
-        f"{place} from stage {places[place].zero}" for place in setting.scenario.offload if place in places
+        f"{place} from zero_stage {places[place].zero}" for place in setting.scenario.offload if place in places
     )
     return f"--offload with --zero {row['zero_stage']}: {setting.profile.framework} offloads {needs}; raise --zero"
 
 
-def _lora(setting: Setting, plans: Plans) -> Mask:
-    return _everywhere(plans, setting.workload.lora_rank > 0 and not setting.profile.lora)
+def _lora(setting: Setting, plans: Plans) -> bool:
+    return setting.workload.lora_rank > 0 and not setting.profile.lora
 
 
-def _cp_comm(setting: Setting, plans: Plans) -> Mask:
+def _lora_sentence(setting: Setting, row: dict[str, int]) -> str:
+    others = ", ".join(name for name in engine_names() if load_profile(name).lora)
+    return (
+        f"--lora-rank {setting.workload.lora_rank}: adapters are not accounted for in {setting.profile.name}; "
+        f"use --engine with one of {others}"
+    )
+
+
+def _cp_comm(setting: Setting, plans: Plans) -> bool:
     chosen = setting.scenario.cp_comm
-    return _everywhere(plans, bool(chosen) and chosen not in setting.profile.traffic.cp_choices)
+    return bool(chosen) and chosen not in setting.profile.traffic.cp_choices
 
 
-def _mtp(setting: Setting, plans: Plans) -> Mask:
-    return _everywhere(plans, setting.workload.mtp and setting.model.mtp is None)
+def _mtp(setting: Setting, plans: Plans) -> bool:
+    return setting.workload.mtp and setting.model.mtp is None
 
 
 def _lacks(setting: Setting, dtype: str) -> bool:
@@ -140,18 +146,18 @@ def _lacks(setting: Setting, dtype: str) -> bool:
     return bool(dtype) and setting.accelerator is not None and not setting.accelerator.supports(dtype)
 
 
-def _bf16(setting: Setting, plans: Plans) -> Mask:
+def _bf16(setting: Setting, plans: Plans) -> bool:
     recipe = setting.precision
     needs = recipe is not None and not recipe.accelerator_dtype and recipe.activation == "bf16"
-    return _everywhere(plans, needs and _lacks(setting, "bf16"))
+    return needs and _lacks(setting, "bf16")
 
 
-def _card_dtype(setting: Setting, plans: Plans) -> Mask:
+def _card_dtype(setting: Setting, plans: Plans) -> bool:
     recipe = setting.precision
     if recipe is None:
-        return _never(plans)
+        return False
     needed = recipe.accelerator_dtype or (recipe.activation if recipe.activation == "fp16" else "")
-    return _everywhere(plans, _lacks(setting, needed))
+    return _lacks(setting, needed)
 
 
 def _card_dtype_sentence(setting: Setting, row: dict[str, int]) -> str:
@@ -165,11 +171,11 @@ def _least(recipe: Precision) -> tuple[int, ...]:
     return tuple(map(int, recipe.least_capability.split(".")))
 
 
-def _capability(setting: Setting, plans: Plans) -> Mask:
+def _capability(setting: Setting, plans: Plans) -> bool:
     card, recipe = setting.accelerator, setting.precision
     if card is None or recipe is None or not recipe.least_capability or not card.capability:
-        return _never(plans)
-    return _everywhere(plans, card.capability < _least(recipe))
+        return False
+    return card.capability < _least(recipe)
 
 
 def _capability_sentence(setting: Setting, row: dict[str, int]) -> str:
@@ -187,7 +193,7 @@ RULES: tuple[Rule, ...] = (
         severity="refuse",
         scope="engine",
         source="the engine's profile",
-        broken=lambda setting, plans: _everywhere(plans, setting.precision is None),
+        broken=lambda setting, plans: setting.precision is None,
         sentence=_precision_sentence,
     ),
     Rule(
@@ -195,7 +201,7 @@ RULES: tuple[Rule, ...] = (
         severity="refuse",
         scope="engine",
         source="the engine's profile",
-        broken=lambda setting, plans: _everywhere(plans, setting.scenario.optimizer not in setting.profile.optimizers),
+        broken=lambda setting, plans: setting.scenario.optimizer not in setting.profile.optimizers,
         sentence=_optimizer_sentence,
     ),
     Rule(
@@ -250,9 +256,7 @@ RULES: tuple[Rule, ...] = (
         scope="engine",
         source="the engine's profile",
         broken=_sp,
-        sentence=lambda setting, row: (
-            f"--sp: {setting.profile.framework} has no sequence parallelism beside its tensor parallelism; leave it out"
-        ),
+        sentence="--sp: {framework} has no sequence parallelism beside its tensor parallelism; leave it out",
     ),
     Rule(
         id="engine-offload",
@@ -276,9 +280,9 @@ RULES: tuple[Rule, ...] = (
         scope="engine",
         source="DeepSpeed runtime/zero/stage3.py at edaa722: parameters count only beside the optimizer",
         broken=_offload_needs,
-        sentence=lambda setting, row: (
-            f"--offload {','.join(setting.scenario.offload)}: {setting.profile.framework} offloads parameters only "
-            "together with the optimizer; use --offload optimizer,parameters"
+        sentence=(
+            "--offload {offload}: {framework} offloads parameters only together with the optimizer; "
+            "use --offload optimizer,parameters"
         ),
     ),
     Rule(
@@ -287,10 +291,7 @@ RULES: tuple[Rule, ...] = (
         scope="engine",
         source="the engine's profile",
         broken=_lora,
-        sentence=lambda setting, row: (
-            f"--lora-rank {setting.workload.lora_rank}: adapters are not accounted for in {setting.profile.name}; "
-            "use --engine pytorch or deepspeed"
-        ),
+        sentence=_lora_sentence,
     ),
     Rule(
         id="engine-cp-comm",
@@ -309,9 +310,7 @@ RULES: tuple[Rule, ...] = (
         scope="model",
         source="the model's config",
         broken=_mtp,
-        sentence=lambda setting, row: (
-            f"--mtp but {setting.model.name} has no multi-token-prediction layers; leave the flag out"
-        ),
+        sentence="--mtp but {model} has no multi-token-prediction layers; leave the flag out",
     ),
     Rule(
         id="fp8-sm",

@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from trainledger.errors import Refused
 from trainledger.plans.plan import Plans
 from trainledger.plans.setting import Setting
-from trainledger.plans.split import layers_per_chunk
+from trainledger.plans.split import layout_fault
 from trainledger.rules.rule import Mask, Rule
-from trainledger.rules.shape import divisors
+from trainledger.rules.shape import choices
 
 CP_LEAST_TOKENS = 4096
 """Below this a rank's piece of the sequence is short; Llama 3 gave each of 16 ranks 8,192. [llama3: table 4]"""
-
-
-def _never(plans: Plans) -> Mask:
-    return np.zeros(len(plans), dtype=bool)
-
-
-def _text(text: str) -> Callable[[Setting, dict[str, int]], str]:
-    def sentence(setting: Setting, row: dict[str, int]) -> str:
-        shard = row["dp_replicate"] * row["dp_shard"] * row["mbs"]
-        return text.format(
-            dp=row["dp_replicate"] * row["dp_shard"],
-            share=shard,
-            near=_multiples(setting.workload.gbs or 0, shard),
-            rest=(setting.workload.gbs or 0) % shard,
-            seq=setting.workload.seq,
-            gbs=setting.workload.gbs,
-            layers=setting.model.num_layers,
-            framework=setting.profile.framework,
-            domain=setting.cluster.scale_up_domain if setting.cluster is not None else 0,
-            **row,
-        )
-
-    return sentence
 
 
 def _multiples(value: int, of: int) -> str:
@@ -50,11 +24,11 @@ def _multiples(value: int, of: int) -> str:
     return f"{below} or {below + of}" if below else str(of)
 
 
-def _layers(setting: Setting, plans: Plans) -> Mask:
+def _layers(setting: Setting, plans: Plans) -> Mask | bool:
     """More stages than layers, or a split that the engine refuses."""
     chunks = plans.pp * plans.vpp
     if setting.scenario.pp_layout:
-        return _never(plans)
+        return False
     if setting.profile.split == "divisible":
         return setting.model.num_layers % plans.pp != 0
     return (chunks > _most_chunks(setting)) & (chunks > 1)
@@ -66,10 +40,10 @@ def _most_chunks(setting: Setting) -> int:
     return setting.model.num_layers + ends
 
 
-def _virtual_layers(setting: Setting, plans: Plans) -> Mask:
+def _virtual_layers(setting: Setting, plans: Plans) -> Mask | bool:
     """Each stage's layers must divide over its virtual stages."""
     if setting.scenario.pp_layout or setting.profile.split != "divisible":
-        return _never(plans)
+        return False
     layers = setting.model.num_layers
     return (layers % plans.pp == 0) & (layers // plans.pp % plans.vpp != 0)
 
@@ -78,7 +52,7 @@ def _virtual_layers_sentence(setting: Setting, row: dict[str, int]) -> str:
     share = setting.model.num_layers // row["pp"]
     return (
         f"the {share} layers of each of pp={row['pp']} stages do not divide over vpp={row['vpp']} "
-        f"(remainder {share % row['vpp']}); use one of {divisors(share, 64)}, or give --pp-layout"
+        f"(remainder {share % row['vpp']}); use one of {choices(share)}, or give --pp-layout"
     )
 
 
@@ -87,25 +61,21 @@ def _layers_sentence(setting: Setting, row: dict[str, int]) -> str:
     if setting.profile.split == "divisible":
         return (
             f"{layers} layers do not divide over pp={row['pp']} stages (remainder {layers % row['pp']}); "
-            f"use one of {divisors(layers, 64)}, or give --pp-layout"
+            f"use one of {choices(layers)}, or give --pp-layout"
         )
     most = _most_chunks(setting)
     return f"pp x vpp = {chunks} stages for {layers} layers: some would be empty; use at most {most}"
 
 
-def _layout(setting: Setting, plans: Plans) -> Mask:
+def _layout(setting: Setting, plans: Plans) -> Mask | bool:
     layout = setting.scenario.pp_layout
     if not layout:
-        return _never(plans)
+        return False
     return (plans.pp * plans.vpp != len(layout)) | (sum(layout) != setting.model.num_layers) | (min(layout) < 0)
 
 
 def _layout_sentence(setting: Setting, row: dict[str, int]) -> str:
-    try:
-        layers_per_chunk(setting.model.num_layers, row["pp"] * row["vpp"], "front", setting.scenario.pp_layout)
-    except Refused as refusal:
-        return str(refusal).split("] ", 1)[1]
-    raise AssertionError("pp-layout-adds-up and layers_per_chunk disagree")
+    return layout_fault(setting.model.num_layers, row["pp"] * row["vpp"], setting.scenario.pp_layout)
 
 
 def _vpp(setting: Setting, plans: Plans) -> Mask:
@@ -118,20 +88,32 @@ def _interleaved(setting: Setting, plans: Plans) -> Mask:
     return (plans.vpp > 1) & (uneven != 0) & (uneven < plans.pp)
 
 
-def _batch(setting: Setting, plans: Plans) -> Mask:
-    if setting.workload.gbs is None or setting.profile.name == "deepspeed":
-        return _never(plans)
-    return _batch_remains(setting.workload.gbs, plans)
+def _batch(setting: Setting, plans: Plans) -> Mask | bool:
+    gbs = setting.workload.gbs
+    return gbs is not None and gbs % (plans.mbs * plans.dp) != 0
 
 
-def _batch_identity(setting: Setting, plans: Plans) -> Mask:
-    if setting.workload.gbs is None or setting.profile.name != "deepspeed":
-        return _never(plans)
-    return _batch_remains(setting.workload.gbs, plans)
+def _remainder(setting: Setting, row: dict[str, int]) -> tuple[str, int, str]:
+    """(mbs x dp, what remains of the global batch, the batches that fit) for a sentence."""
+    gbs, dp = setting.workload.gbs or 0, row["dp_replicate"] * row["dp_shard"]
+    share = row["mbs"] * dp
+    return f"mbs x dp = {row['mbs']} x {dp} = {share}", gbs % share, _multiples(gbs, share)
 
 
-def _batch_remains(gbs: int, plans: Plans) -> Mask:
-    return gbs % (plans.mbs * plans.dp) != 0
+def _batch_sentence(setting: Setting, row: dict[str, int]) -> str:
+    product, rest, near = _remainder(setting, row)
+    return (
+        f"--gbs {setting.workload.gbs} is not a multiple of {product} (remainder {rest}); "
+        f"use --gbs {near}, or change --mbs or a degree"
+    )
+
+
+def _batch_identity_sentence(setting: Setting, row: dict[str, int]) -> str:
+    product, rest, near = _remainder(setting, row)
+    return (
+        f"--gbs {setting.workload.gbs} is not mbs x accumulation x dp with {product}, as DeepSpeed asks of "
+        f"train_batch_size (remainder {rest}); use --gbs {near}, or change --mbs or a degree"
+    )
 
 
 def _fills_pipeline(setting: Setting, plans: Plans) -> Mask:
@@ -169,10 +151,10 @@ def _sp_tp(setting: Setting, plans: Plans) -> Mask:
     return (plans.sp == 1) & (plans.tp == 1)
 
 
-def _expert_world(setting: Setting, plans: Plans) -> Mask:
+def _expert_world(setting: Setting, plans: Plans) -> Mask | bool:
     """The experts' grid is laid over the ranks of one pipeline stage. [megatron: parallel_state.py 883]"""
     if "ep" not in setting.profile.axes:
-        return _never(plans)
+        return False
     stage = plans.tp * plans.cp * plans.dp
     return (plans.ep > 1) & (stage % (plans.etp * plans.ep) != 0)
 
@@ -186,11 +168,11 @@ def _replicas(setting: Setting, plans: Plans) -> Mask:
     return (plans.dp_replicate > 1) & (plans.zero_stage == 0)
 
 
-def _ulysses(setting: Setting, plans: Plans) -> Mask:
+def _ulysses(setting: Setting, plans: Plans) -> Mask | bool:
     """All-to-all context parallelism deals out heads; KV heads may be copied. [deepspeed: ulysses_sp.py 146-149]"""
     if _pieces(setting) == 2:
-        return _never(plans)
-    broken = _never(plans)
+        return False
+    broken = np.zeros(len(plans), dtype=np.bool_)
     for block in setting.model.blocks:
         if block.attention is not None:
             kv_heads = np.maximum(block.attention.kv_heads // plans.tp, 1)
@@ -204,9 +186,9 @@ def _nothing_to_share(setting: Setting, plans: Plans) -> Mask:
     return (plans.zero_stage > 0) & (plans.dp_shard * plans.cp == 1) & (not setting.scenario.offload)
 
 
-def _scale_up(setting: Setting, plans: Plans) -> Mask:
+def _scale_up(setting: Setting, plans: Plans) -> Mask | bool:
     if setting.cluster is None:
-        return _never(plans)
+        return False
     return plans.tp > setting.cluster.scale_up_domain
 
 
@@ -214,155 +196,190 @@ def _short_pieces(setting: Setting, plans: Plans) -> Mask:
     return (plans.cp > 1) & (setting.workload.seq // plans.cp < CP_LEAST_TOKENS)
 
 
-def _whole_nodes(setting: Setting, plans: Plans) -> Mask:
+def _short_pieces_sentence(setting: Setting, row: dict[str, int]) -> str:
+    return (
+        f"cp={row['cp']} cuts --seq {setting.workload.seq} into pieces below {CP_LEAST_TOKENS} tokens, "
+        "too short to hide their exchange; lower --cp"
+    )
+
+
+def _whole_nodes(setting: Setting, plans: Plans) -> Mask | bool:
     if setting.cluster is None:
-        return _never(plans)
+        return False
     node = setting.cluster.gpus_per_node
     return (plans.gpus > node) & (plans.gpus % node != 0)
 
 
-def _rule(
-    rule: str,
-    broken: Callable[[Setting, Plans], Mask],
-    sentence: Callable[[Setting, dict[str, int]], str],
-    source: str,
-    severity: str = "refuse",
-) -> Rule:
-    return Rule(id=rule, severity=severity, scope="plan", source=source, broken=broken, sentence=sentence)  # type: ignore[arg-type]
-
-
 RULES: tuple[Rule, ...] = (
-    _rule("pp-layout-adds-up", _layout, _layout_sentence, "Megatron-Core pipeline_parallel_layer_layout.py"),
-    _rule("layers-divisible-by-pp", _layers, _layers_sentence, "Megatron-LM arguments.py 968-997 at d98e8a6"),
-    _rule(
+    Rule(
+        "pp-layout-adds-up",
+        "refuse",
+        "plan",
+        "Megatron-Core pipeline_parallel_layer_layout.py",
+        _layout,
+        _layout_sentence,
+    ),
+    Rule(
+        "layers-divisible-by-pp",
+        "refuse",
+        "plan",
+        "Megatron-LM arguments.py 968-997 at d98e8a6",
+        _layers,
+        _layers_sentence,
+    ),
+    Rule(
         "layers-divisible-by-pp-vpp",
+        "refuse",
+        "plan",
+        "Megatron-LM arguments.py 971-972 at d98e8a6",
         _virtual_layers,
         _virtual_layers_sentence,
-        "Megatron-LM arguments.py 971-972 at d98e8a6",
     ),
-    _rule(
+    Rule(
         "vpp-needs-interleaved",
-        _vpp,
-        _text("vpp={vpp} with pp={pp}: virtual stages need pp > 1 and --schedule interleaved; set both, or vpp to 1"),
+        "refuse",
+        "plan",
         "Megatron-LM arguments.py 1001-1008 at d98e8a6",
+        _vpp,
+        "vpp={vpp} with pp={pp}: virtual stages need pp > 1 and --schedule interleaved; set both, or vpp to 1",
     ),
-    _rule(
-        "gbs-divisible",
-        _batch,
-        _text(
-            "--gbs {gbs} is not a multiple of mbs x dp = {mbs} x {dp} = {share} (remainder {rest}); "
-            "use --gbs {near}, or change --mbs or a degree"
-        ),
-        "Megatron-Core num_microbatches_calculator.py 381 at d98e8a6; torchtitan trainer.py 419 at b5bcd76",
-    ),
-    _rule(
+    Rule(
         "batch-identity",
-        _batch_identity,
-        _text(
-            "--gbs {gbs} is not mbs x accumulation x dp with mbs x dp = {mbs} x {dp} = {share}, as DeepSpeed asks of "
-            "train_batch_size (remainder {rest}); use --gbs {near}, or change --mbs or a degree"
-        ),
+        "refuse",
+        "plan",
         "DeepSpeed runtime/config.py 925-937 at edaa722",
+        _batch,
+        _batch_identity_sentence,
+        ("deepspeed",),
     ),
-    _rule(
+    Rule(
+        "gbs-divisible",
+        "refuse",
+        "plan",
+        "Megatron-Core num_microbatches_calculator.py 381 at d98e8a6; torchtitan trainer.py 419 at b5bcd76",
+        _batch,
+        _batch_sentence,
+    ),
+    Rule(
         "interleaved-microbatches",
+        "refuse",
+        "plan",
+        "Megatron-Core pipeline_parallel/schedules.py 1160-1177",
         _interleaved,
-        _text(
+        (
             "{num_microbatches} micro-batches do not come in groups of pp={pp}, which the interleaved schedule needs; "
             "change --gbs or --mbs, or set vpp to 1"
         ),
-        "Megatron-Core pipeline_parallel/schedules.py 1160-1177",
     ),
-    _rule(
+    Rule(
         "cp-seq",
+        "refuse",
+        "plan",
+        "Megatron-LM arguments.py 1335-1338 at d98e8a6",
         _cp_seq,
         _cp_seq_sentence,
-        "Megatron-LM arguments.py 1335-1338 at d98e8a6",
     ),
-    _rule(
+    Rule(
         "sp-needs-tp",
-        _sp_tp,
-        _text("--sp with tp={tp} does nothing: the engine turns it off; leave it out, or raise --tp"),
+        "refuse",
+        "plan",
         "Megatron-LM arguments.py 1430-1442 at d98e8a6",
+        _sp_tp,
+        "--sp with tp={tp} does nothing: the engine turns it off; leave it out, or raise --tp",
     ),
-    _rule(
+    Rule(
         "sp-seq",
-        _sp_seq,
-        _text("--sp cuts seq / cp = {seq} / {cp} tokens over tp={tp} ranks and it does not divide; change one of them"),
+        "refuse",
+        "plan",
         "Megatron-Core tensor_parallel/mappings.py",
+        _sp_seq,
+        "--sp cuts seq / cp = {seq} / {cp} tokens over tp={tp} ranks and it does not divide; change one of them",
     ),
-    _rule(
+    Rule(
         "expert-world",
+        "refuse",
+        "plan",
+        "Megatron-Core parallel_state.py 883 at d98e8a6",
         _expert_world,
-        _text(
+        (
             "the ranks of a stage, tp x cp x dp = {tp} x {cp} x {dp}, are not a multiple of etp x ep = {etp} x {ep}"
             "; lower --ep or --etp"
         ),
-        "Megatron-Core parallel_state.py 883 at d98e8a6",
     ),
-    _rule(
+    Rule(
         "expert-replicas",
-        _expert_replicas,
-        _text("dp_replicate={dp_replicate} does not divide the experts' data-parallel group; lower it, or --ep"),
+        "refuse",
+        "plan",
         "Megatron-Core parallel_state.py at d98e8a6",
+        _expert_replicas,
+        "dp_replicate={dp_replicate} does not divide the experts' data-parallel group; lower it, or --ep",
     ),
-    _rule(
+    Rule(
         "dp-replicate-needs-zero",
+        "refuse",
+        "plan",
+        "PyTorch HSDP: replicas of sharded groups",
         _replicas,
-        _text(
+        (
             "dp_replicate={dp_replicate} at --zero 0: nothing is sharded, so all ranks are replicas; "
             "leave it out, or raise --zero"
         ),
-        "PyTorch HSDP: replicas of sharded groups",
     ),
-    _rule(
+    Rule(
         "ulysses-heads",
+        "refuse",
+        "plan",
+        "DeepSpeed runtime/sequence_parallel/ulysses_sp.py 146-149 at edaa722",
         _ulysses,
-        _text(
+        (
             "cp={cp} by all-to-all deals out attention heads and does not divide heads / tp, or fits the KV heads "
             "neither way; lower --cp or --tp"
         ),
-        "DeepSpeed runtime/sequence_parallel/ulysses_sp.py 146-149 at edaa722",
     ),
-    _rule(
+    Rule(
         "pp-bubble",
+        "warn",
+        "plan",
+        "Narayanan et al. 2021, section 2.2: the bubble is (pp - 1) / micro-batches",
         _fills_pipeline,
-        _text(
+        (
             "{num_microbatches} micro-batches for pp={pp} stages leave the pipeline idle most of the time; "
             "raise --gbs or lower --mbs"
         ),
-        "Narayanan et al. 2021, section 2.2: the bubble is (pp - 1) / micro-batches",
-        "warn",
     ),
-    _rule(
+    Rule(
         "zero-with-dp1",
+        "warn",
+        "plan",
+        "Rajbhandari et al. 2020, section 5: states are divided over data-parallel ranks",
         _nothing_to_share,
-        _text(
+        (
             "--zero {zero_stage} with dp x cp = 1: there is nobody to share with, so it saves nothing; "
             "use --zero 0, or lower another degree"
         ),
-        "Rajbhandari et al. 2020, section 5: states are divided over data-parallel ranks",
-        "warn",
     ),
-    _rule(
+    Rule(
         "tp-inside-scale-up",
-        _scale_up,
-        _text("tp={tp} reaches beyond the {domain} ranks that fast links join; lower --tp"),
+        "warn",
+        "plan",
         "Narayanan et al. 2021, takeaway 1",
-        "warn",
+        _scale_up,
+        "tp={tp} reaches beyond the {domain} ranks that fast links join; lower --tp",
     ),
-    _rule(
+    Rule(
         "cp-short-pieces",
-        _short_pieces,
-        _text("cp={cp} cuts --seq {seq} into pieces below 4096 tokens, too short to hide their exchange; lower --cp"),
-        "Llama 3 herd, table 4: cp=16 at 131,072 tokens, none at 8,192",
         "warn",
+        "plan",
+        "Llama 3 herd, table 4: cp=16 at 131,072 tokens, none at 8,192",
+        _short_pieces,
+        _short_pieces_sentence,
     ),
-    _rule(
+    Rule(
         "whole-nodes",
-        _whole_nodes,
-        _text("the job does not fill its last node; use a multiple of the node's GPUs"),
-        "a partial node is still paid for",
         "advise",
+        "plan",
+        "a partial node is still paid for",
+        _whole_nodes,
+        "the job does not fill its last node; use a multiple of the node's GPUs",
     ),
 )

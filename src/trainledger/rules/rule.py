@@ -21,19 +21,32 @@ Severity = Literal["refuse", "warn", "advise"]
 Scope = Literal["model", "plan", "engine"]
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class Rule(msgspec.Struct, frozen=True):
     """One rule.
 
-    broken     (setting, plans) -> mask, True where broken
-    sentence   (setting, one plan as integers) -> value, rule and knob, for a person
+    broken     (setting, plans) -> mask, True where broken; or one answer for all plans
+    sentence   value, rule and knob, for a person: a text with `fields` in braces, or (setting, plan) -> text
+    engines    the profiles that it speaks of; () is all
     """
 
     id: str
     severity: Severity
     scope: Scope
     source: str
-    broken: Callable[[Setting, Plans], Mask]
-    sentence: Callable[[Setting, dict[str, int]], str]
+    broken: Callable[[Setting, Plans], Mask | bool]
+    sentence: str | Callable[[Setting, dict[str, int]], str]
+    engines: tuple[str, ...] = ()
+
+    def mask(self, setting: Setting, plans: Plans) -> Mask:
+        """[plans]: where the rule is broken."""
+        spoken_of = not self.engines or setting.profile.name in self.engines
+        return np.broadcast_to(np.asarray(spoken_of and self.broken(setting, plans), dtype=np.bool_), (len(plans),))
+
+    def message(self, setting: Setting, row: dict[str, int]) -> str:
+        """The sentence about one plan as integers."""
+        if isinstance(self.sentence, str):
+            return self.sentence.format(**fields(setting, row))
+        return self.sentence(setting, row)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,19 +58,50 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
+def fields(setting: Setting, row: dict[str, int]) -> dict[str, object]:
+    """What a sentence may name: the plan's columns, and words of the setting."""
+    scenario, workload = setting.scenario, setting.workload
+    return {
+        **row,
+        "dp": row["dp_replicate"] * row["dp_shard"],
+        "model": setting.model.name,
+        "layers": setting.model.num_layers,
+        "engine": setting.profile.name,
+        "framework": setting.profile.framework,
+        "seq": workload.seq,
+        "lora_rank": workload.lora_rank,
+        "precision": scenario.precision,
+        "optimizer": scenario.optimizer,
+        "grad_dtype": scenario.grad_dtype,
+        "frozen_dtype": scenario.frozen_dtype,
+        "cp_comm": scenario.cp_comm,
+        "offload": ",".join(scenario.offload),
+        "card": setting.accelerator.name if setting.accelerator is not None else "",
+        "domain": setting.cluster.scale_up_domain if setting.cluster is not None else "",
+    }
+
+
 def violations(rules: Iterable[Rule], setting: Setting, plans: Plans) -> dict[str, Mask]:
     """Masks of broken rules by id, rules that no plan breaks left out."""
-    masks = {rule.id: _as_mask(rule.broken(setting, plans), len(plans)) for rule in rules}
+    masks = {rule.id: rule.mask(setting, plans) for rule in rules}
     return {rule: mask for rule, mask in masks.items() if mask.any()}
+
+
+def passing(rules: Iterable[Rule], setting: Setting, plans: Plans) -> Mask:
+    """[plans]: where no rule is broken."""
+    broken = np.zeros(len(plans), dtype=np.bool_)
+    for mask in violations(rules, setting, plans).values():
+        broken |= mask
+    return ~broken
 
 
 def findings(rules: Iterable[Rule], setting: Setting, plans: Plans) -> list[Finding]:
     """What a single plan breaks, in the registry's order."""
     row = plans.row(0)
     return [
-        Finding(rule=rule.id, severity=rule.severity, message=rule.sentence(setting, row), source=rule.source)
+        Finding(rule=rule.id, severity=rule.severity, message=rule.message(setting, row), source=rule.source)
         for rule in rules
-        if _as_mask(rule.broken(setting, plans), 1).any()
+        if rule.mask(setting, plans).any()
     ]
 
 
@@ -66,10 +110,6 @@ def require(rules: Iterable[Rule], setting: Setting, plans: Plans) -> None:
     for rule in rules:
         if rule.severity != "refuse":
             continue
-        mask = _as_mask(rule.broken(setting, plans), len(plans))
+        mask = rule.mask(setting, plans)
         if mask.any():
-            raise Refused(rule.id, rule.sentence(setting, plans.row(int(np.argmax(mask)))))
-
-
-def _as_mask(value: Mask | bool | np.bool_, length: int) -> Mask:
-    return np.broadcast_to(np.asarray(value, dtype=np.bool_), (length,))
+            raise Refused(rule.id, rule.message(setting, plans.row(int(np.argmax(mask)))))

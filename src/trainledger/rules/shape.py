@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import numpy as np
 
-from trainledger.arrays import IntArray, ints
-from trainledger.facts.model import Attention, Block, Model
+from trainledger.arrays import IntArray, divisors, ints
+from trainledger.facts.model import Attention, Model, Moe
 from trainledger.plans.plan import Plans
 from trainledger.plans.setting import Setting
 from trainledger.rules.rule import Mask, Rule
@@ -15,21 +15,29 @@ from trainledger.rules.rule import Mask, Rule
 MEGATRON_CONFIG = "Megatron-Core transformer_config.py at d98e8a6"
 
 
-def divisors(number: int, most: int = 1 << 20) -> str:
+def choices(number: int, most: int = 64) -> str:
     """The divisors of a number up to `most`, for the "use one of" of a sentence.
 
-    >>> divisors(12)
-    '1, 2, 3, 4, 6, 12'
+    >>> choices(96, 16)
+    '1, 2, 3, 4, 6, 8, 12, 16'
     """
-    return ", ".join(str(d) for d in range(1, min(number, most) + 1) if number % d == 0)
+    return ", ".join(str(d) for d in divisors(number) if d <= most)
+
+
+def _undivided(sizes: Iterable[int], over: IntArray) -> Mask:
+    """Where some size is not a multiple of the degree that cuts it."""
+    broken = np.zeros(len(over), dtype=np.bool_)
+    for size in sizes:
+        broken |= size % over != 0
+    return broken
 
 
 def _attentions(model: Model) -> list[Attention]:
     return [block.attention for block in model.blocks if block.attention is not None]
 
 
-def _moe_blocks(model: Model) -> list[Block]:
-    return [block for block in model.blocks if block.moe is not None]
+def _moes(model: Model) -> list[Moe]:
+    return [block.moe for block in model.blocks if block.moe is not None]
 
 
 def _uneven_heads(setting: Setting, attention: Attention, tp: IntArray) -> Mask:
@@ -57,14 +65,14 @@ def _heads_sentence(setting: Setting, row: dict[str, int]) -> str:
         heads = attention.heads
         return (
             f"tp={tp} does not divide the model's {heads} attention heads (remainder {heads % tp}); "
-            f"use one of {divisors(heads, 64)}"
+            f"use one of {choices(heads)}"
         )
     kv_heads = attention.kv_heads
     if setting.profile.kv_replication:
         rule = "must divide them or be a multiple of them"
     else:
         rule = f"must divide them, for {setting.profile.framework} does not copy KV heads"
-    return f"tp={tp} and {kv_heads} KV heads: tp {rule}; use one of {divisors(kv_heads, 64)}"
+    return f"tp={tp} and {kv_heads} KV heads: tp {rule}; use one of {choices(kv_heads)}"
 
 
 def _widths(model: Model) -> dict[str, int]:
@@ -80,62 +88,48 @@ def _widths(model: Model) -> dict[str, int]:
 
 
 def _widths_broken(setting: Setting, plans: Plans) -> Mask:
-    broken = np.zeros(len(plans), dtype=bool)
-    for width in _widths(setting.model).values():
-        broken |= width % plans.tp != 0
-    return broken
+    return _undivided(_widths(setting.model).values(), plans.tp)
 
 
 def _widths_sentence(setting: Setting, row: dict[str, int]) -> str:
     what, width = next((k, v) for k, v in _widths(setting.model).items() if v % row["tp"])
     rest = width % row["tp"]
-    return f"tp={row['tp']} does not divide {what}, {width} (remainder {rest}); use one of {divisors(width, 64)}"
+    return f"tp={row['tp']} does not divide {what}, {width} (remainder {rest}); use one of {choices(width)}"
 
 
 def _experts(setting: Setting, plans: Plans) -> Mask:
-    broken = np.zeros(len(plans), dtype=bool)
-    for block in _moe_blocks(setting.model):
-        if block.moe is not None:
-            broken |= block.moe.experts % plans.ep != 0
-    return broken
+    return _undivided((moe.experts for moe in _moes(setting.model)), plans.ep)
 
 
 def _experts_sentence(setting: Setting, row: dict[str, int]) -> str:
-    experts = min(b.moe.experts for b in _moe_blocks(setting.model) if b.moe is not None)
+    experts = next(moe.experts for moe in _moes(setting.model) if moe.experts % row["ep"])
     return (
         f"ep={row['ep']} does not divide the model's {experts} routed experts (remainder {experts % row['ep']}); "
-        f"use one of {divisors(experts, 512)}"
+        f"use one of {choices(experts, 512)}"
     )
 
 
 def _expert_width(setting: Setting, plans: Plans) -> Mask:
-    broken = np.zeros(len(plans), dtype=bool)
-    for block in _moe_blocks(setting.model):
-        if block.moe is not None:
-            broken |= block.moe.intermediate % plans.etp != 0
-    return broken
+    return _undivided((moe.intermediate for moe in _moes(setting.model)), plans.etp)
 
 
 def _expert_width_sentence(setting: Setting, row: dict[str, int]) -> str:
-    width = min(b.moe.intermediate for b in _moe_blocks(setting.model) if b.moe is not None)
-    return f"etp={row['etp']} does not divide the experts' width, {width}; use one of {divisors(width, 64)}"
+    width = next(moe.intermediate for moe in _moes(setting.model) if moe.intermediate % row["etp"])
+    return f"etp={row['etp']} does not divide the experts' width, {width}; use one of {choices(width)}"
 
 
 def _no_experts(setting: Setting, plans: Plans) -> Mask:
-    if _moe_blocks(setting.model):
-        return np.zeros(len(plans), dtype=bool)
-    return plans.ep > 1
+    return (plans.ep > 1) & (not _moes(setting.model))
 
 
 def _needs_shapes(setting: Setting, plans: Plans) -> Mask:
-    if not setting.model.params_only:
-        return np.zeros(len(plans), dtype=bool)
-    return (plans.tp > 1) | (plans.pp > 1) | (plans.cp > 1) | (plans.ep > 1)
+    cut = (plans.tp > 1) | (plans.pp > 1) | (plans.cp > 1) | (plans.ep > 1)
+    return cut & setting.model.params_only
 
 
-def _matrix_optimizer(setting: Setting, plans: Plans) -> Mask:
+def _matrix_optimizer(setting: Setting, plans: Plans) -> bool:
     by_shape = any(m.layout == "factored" or m.select != "all" for m in setting.optimizer.moments)
-    return np.full(len(plans), setting.model.params_only and by_shape)
+    return setting.model.params_only and by_shape
 
 
 def _weight_copies(setting: Setting, plans: Plans) -> Mask:
@@ -151,10 +145,6 @@ def _largest_layer(setting: Setting, plans: Plans) -> Mask:
     return np.isin(plans.zero_stage, stages) & unknown
 
 
-def _say(text: str) -> Callable[[Setting, dict[str, int]], str]:
-    return lambda setting, row: text.format(model=setting.model.name, **row)
-
-
 RULES: tuple[Rule, ...] = (
     Rule(
         id="shapes-known",
@@ -162,7 +152,7 @@ RULES: tuple[Rule, ...] = (
         scope="model",
         source="a parameter count says nothing about heads, layers or experts",
         broken=_needs_shapes,
-        sentence=_say(
+        sentence=(
             "{model} is a parameter count without shapes, so tp={tp}, pp={pp}, cp={cp}, ep={ep} cannot be told apart; "
             "give a config.json, or leave those degrees at 1"
         ),
@@ -173,9 +163,9 @@ RULES: tuple[Rule, ...] = (
         scope="model",
         source="Adafactor, Muon and block-quantised moments depend on each tensor's shape",
         broken=_matrix_optimizer,
-        sentence=lambda setting, row: (
-            f"--optimizer {setting.scenario.optimizer} keeps state by tensor shape and {setting.model.name} is a "
-            "parameter count; give a config.json, or use adamw"
+        sentence=(
+            "--optimizer {optimizer} keeps state by tensor shape and {model} is a parameter count; "
+            "give a config.json, or use adamw"
         ),
     ),
     Rule(
@@ -184,9 +174,9 @@ RULES: tuple[Rule, ...] = (
         scope="model",
         source="TransformerEngine pytorch/module/linear.py 467-489 at d0067d0: copies of weight matrices alone",
         broken=_weight_copies,
-        sentence=lambda setting, row: (
-            f"--precision {setting.scenario.precision} keeps copies of the weight matrices and {setting.model.name} is "
-            "a parameter count; give a config.json, or use bf16"
+        sentence=(
+            "--precision {precision} keeps copies of the weight matrices and {model} is a parameter count; "
+            "give a config.json, or use bf16"
         ),
     ),
     Rule(
@@ -195,9 +185,9 @@ RULES: tuple[Rule, ...] = (
         scope="model",
         source="DeepSpeed estimate_zero3_model_states_mem_needs asks for the largest layer",
         broken=_largest_layer,
-        sentence=lambda setting, row: (
-            f"{setting.profile.name} at --zero {row['zero_stage']} needs the largest layer and {setting.model.name} is "
-            "a parameter count; give --largest-layer or a config.json, or another --engine"
+        sentence=(
+            "{engine} at --zero {zero_stage} needs the largest layer and {model} is a parameter count; "
+            "give --largest-layer or a config.json, or another --engine"
         ),
     ),
     Rule(
@@ -222,7 +212,7 @@ RULES: tuple[Rule, ...] = (
         scope="model",
         source="Megatron-LM arguments.py at d98e8a6",
         broken=_no_experts,
-        sentence=_say("ep={ep} but {model} has no routed experts; set ep to 1"),
+        sentence="ep={ep} but {model} has no routed experts; set ep to 1",
     ),
     Rule(
         id="experts-divisible-by-ep",

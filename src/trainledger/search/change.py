@@ -15,7 +15,7 @@ from trainledger.arrays import ints
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, make_plans
 from trainledger.plans.setting import Setting, make_setting
-from trainledger.rules import REFUSALS, violations
+from trainledger.rules import REFUSALS, passing
 
 MOST_GPUS_FACTOR = 1024
 
@@ -46,9 +46,7 @@ def smallest_change(setting: Setting, plans: Plans) -> Change | None:
     """
     usable = setting.accelerator.usable_bytes if setting.accelerator is not None else 0
     for knob, before, after, changed, rows in _changes(setting, plans):
-        legal = np.ones(len(rows), dtype=bool)
-        for mask in violations(REFUSALS, changed, rows).values():
-            legal &= ~mask
+        legal = passing(REFUSALS, changed, rows)
         if not legal.any():
             continue
         inventory = Inventory(changed)

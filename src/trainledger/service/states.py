@@ -18,7 +18,7 @@ from trainledger.inventory.inventory import Inventory
 from trainledger.lines import BASES
 from trainledger.plans.plan import DEGREE_LIMIT, Plans, Scenario, make_plans
 from trainledger.plans.setting import Setting, make_setting
-from trainledger.rules import REFUSALS, require, violations
+from trainledger.rules import REFUSALS, passing, require
 from trainledger.service.common import DEFAULT_ENGINE, Degrees, Note, Run, host_notes, notes, resolve
 from trainledger.service.requests import PLACE, RunRequest, flag
 
@@ -234,10 +234,7 @@ def _fewest_gpus(run: Run, inventory: Inventory, usable: int) -> dict[str, int |
         share = columns["mbs"] * columns["dp_replicate"] * shard
         columns_of["num_microbatches"] = np.tile(np.maximum(run.setting.workload.gbs // share, 1), len(stages))
     plans = make_plans({**columns_of, "zero_stage": np.repeat(stages, most)})
-    legal = np.ones(len(plans), dtype=bool)
-    for mask in violations(REFUSALS, run.setting, plans).values():
-        legal &= ~mask
-    rows = np.nonzero(legal)[0]
+    rows = np.nonzero(passing(REFUSALS, run.setting, plans))[0]
     fewest: dict[str, int | None] = dict.fromkeys(map(str, stages))
     if len(rows) == 0:
         return fewest
