@@ -156,6 +156,17 @@ def make_plans(columns: Mapping[str, object]) -> Plans:
     return plans
 
 
+def num_microbatches(gbs: int | None, share: IntArray) -> IntArray:
+    """Micro-batches of one pipeline per optimizer step: gbs over `share` (mbs x dp); 1 without a global batch.
+
+    What does not divide is left to the rule gbs-divisible.
+
+    >>> num_microbatches(512, np.array([8, 24, 1024])).tolist()
+    [64, 21, 1]
+    """
+    return np.ones_like(share) if gbs is None else np.maximum(gbs // share, 1)
+
+
 def data_parallel_degree(gpus: int, tp: int, pp: int, cp: int) -> int:
     """The data-parallel degree left over by the other axes, or the error that names the remainder.
 

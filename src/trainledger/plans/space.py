@@ -8,11 +8,15 @@ import numpy as np
 
 from trainledger.arrays import IntArray, divisors
 from trainledger.errors import BadInput
-from trainledger.plans.plan import Plans, make_plans
+from trainledger.plans.plan import Plans, make_plans, num_microbatches
 from trainledger.plans.setting import Setting
 
 MICRO_BATCH_SIZES = (1, 2, 4, 8)
+"""What is tried unless --mbs is given: larger ones only hold more."""
 DEFAULT_SCALE_UP_DOMAIN = 8
+"""Without a cluster: the GPUs of a DGX or HGX node."""
+MOST_VIRTUAL = 16
+"""Virtual stages per pipeline rank: each multiplies the messages between stages."""
 
 
 def axis_values(setting: Setting, gpus: int, fixed: Mapping[str, int]) -> dict[str, list[int]]:
@@ -41,7 +45,7 @@ def axis_values(setting: Setting, gpus: int, fixed: Mapping[str, int]) -> dict[s
 def _virtual(setting: Setting) -> list[int]:
     if setting.scenario.schedule != "interleaved":
         return [1]
-    return [d for d in divisors(setting.model.num_layers) if d <= 16]
+    return [d for d in divisors(setting.model.num_layers) if d <= MOST_VIRTUAL]
 
 
 def grid(setting: Setting, gpus: int, fixed: Mapping[str, int]) -> Plans:
@@ -85,15 +89,9 @@ def _complete(setting: Setting, columns: dict[str, IntArray], fixed: Mapping[str
         columns["etp"] = np.full_like(tp, fixed["etp"])
     else:
         columns["etp"] = setting.profile.default_etp(tp, columns["ep"])
-    columns["num_microbatches"] = microbatches(setting, columns["mbs"], columns["dp_replicate"] * columns["dp_shard"])
+    share = columns["mbs"] * columns["dp_replicate"] * columns["dp_shard"]
+    columns["num_microbatches"] = num_microbatches(setting.workload.gbs, share)
     return make_plans(columns)
-
-
-def microbatches(setting: Setting, mbs: IntArray, dp: IntArray) -> IntArray:
-    """Micro-batches per optimizer step: gbs / (mbs x dp), at least 1 (rule gbs-divisible judges remainders)."""
-    if setting.workload.gbs is None:
-        return np.ones_like(mbs)
-    return np.maximum(setting.workload.gbs // (mbs * dp), 1)
 
 
 def _product(choices: list[list[int]]) -> IntArray:

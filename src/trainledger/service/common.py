@@ -11,13 +11,14 @@ import msgspec
 from trainledger.arrays import ints
 from trainledger.errors import UsageError
 from trainledger.facts.workload import DEFAULT_SEQ, LORA_DEFAULT_TARGETS, Workload
-from trainledger.plans.plan import Plans, Scenario, data_parallel_degree, make_plans
+from trainledger.inventory.inventory import Inventory
+from trainledger.plans.plan import Plans, Scenario, data_parallel_degree, make_plans, num_microbatches
 from trainledger.plans.setting import Setting, make_setting
-from trainledger.rules import RULES, findings
-from trainledger.service.limits import check_countable, check_degrees, check_workload
+from trainledger.rules import REFUSALS, RULES, findings, require
+from trainledger.service.limits import check_countable, check_degrees, check_microbatches, check_workload
 from trainledger.service.models import find_model
 from trainledger.service.plan_file import overlay
-from trainledger.service.requests import RunRequest
+from trainledger.service.requests import PlanRequest, RunRequest
 from trainledger.units import format_bytes
 
 if TYPE_CHECKING:
@@ -25,29 +26,14 @@ if TYPE_CHECKING:
     from trainledger.facts.cluster import Accelerator, Cluster
     from trainledger.facts.model import Model
 
-DEFAULT_ENGINE = "paper"
-_SCENARIO = (
-    "engine",
-    "framework_version",
-    "precision",
-    "grad_dtype",
-    "optimizer",
-    "recompute",
-    "schedule",
-    "attention",
-    "cp_comm",
-    "frozen_dtype",
-    "reduce_bucket",
-    "offload",
-    "pp_layout",
-)
-_SHOWN = {
-    "engine": DEFAULT_ENGINE,
-    "precision": "bf16",
-    "optimizer": "adamw",
+_DEFAULT = Scenario()
+_SHOWN: dict[str, str | int] = {
+    "engine": _DEFAULT.engine,
+    "precision": _DEFAULT.precision,
+    "optimizer": _DEFAULT.optimizer,
     "seq": DEFAULT_SEQ,
     "mbs": 1,
-    "recompute": "full",
+    "recompute": _DEFAULT.recompute,
 }
 """Defaults that are printed with every answer that used them."""
 
@@ -103,6 +89,16 @@ class Run:
     gpus: int
     assumed: dict[str, str | int]
     changed: tuple[str, ...] = ()
+
+    @property
+    def accelerator(self) -> str | None:
+        """The name of the card, where there is one."""
+        return self.setting.accelerator.name if self.setting.accelerator is not None else None
+
+    @property
+    def cluster(self) -> str | None:
+        """The name of the cluster, where there is one."""
+        return self.setting.cluster.name if self.setting.cluster is not None else None
 
     @property
     def usable_bytes(self) -> int | None:
@@ -176,6 +172,19 @@ def resolve(request: RunRequest, *, model: Model | None = None) -> Run:
     return Run(setting=setting, columns=columns, gpus=gpus, assumed=assumed, changed=request.set or ())
 
 
+def prepared(request: PlanRequest, *, model: Model | None = None) -> tuple[Run, Plans, Inventory]:
+    """The run, its single plan, which every rule that refuses has passed, and its inventory."""
+    request = overlay(request)
+    run = resolve(request, model=model)
+    zero = request.zero
+    if zero is None:
+        zero = min(run.setting.profile.zero_stages)
+        run = dataclasses.replace(run, assumed={**run.assumed, "zero": zero})
+    plans = run.plans([zero])
+    require(REFUSALS, run.setting, plans)
+    return run, plans, Inventory(run.setting)
+
+
 def place(request: RunRequest) -> tuple[Accelerator | None, Cluster | None]:
     """The card and the cluster that a request names."""
     if request.cluster is None and request.gpu is None:
@@ -212,7 +221,7 @@ def _workload(request: RunRequest) -> Workload:
 
 
 def _scenario(request: RunRequest) -> Scenario:
-    given = {name: getattr(request, name) for name in _SCENARIO}
+    given = {name: getattr(request, name) for name in Scenario.__struct_fields__}
     return Scenario(**{name: value for name, value in given.items() if value is not None})
 
 
@@ -239,15 +248,10 @@ def _columns(request: RunRequest, setting: Setting) -> tuple[dict[str, int], int
     columns["sp"] = int(sp)
     columns["etp"] = request.etp or int(setting.profile.default_etp(ints(columns["tp"]), ints(columns["ep"]))[0])
     columns["dp_replicate"], columns["dp_shard"] = replicate, shard
-    columns["num_microbatches"] = microbatches(setting.workload.gbs, columns["mbs"] * dp)
+    share = columns["mbs"] * dp
+    columns["num_microbatches"] = int(num_microbatches(setting.workload.gbs, ints(share))[0])
+    check_microbatches(setting.workload.gbs, share, columns["num_microbatches"])
     return columns, gpus
-
-
-def microbatches(gbs: int | None, share: int) -> int:
-    """Micro-batches per rank and step; what does not divide is left to the rule that refuses it."""
-    batches = max(gbs // share, 1) if gbs is not None else 1
-    check_degrees({"gbs / (mbs x dp)": batches})
-    return batches
 
 
 def _dp_asked(request: RunRequest) -> int:

@@ -15,8 +15,7 @@ from trainledger.inventory.inventory import Inventory
 from trainledger.lines import Basis, Line
 from trainledger.plans.plan import Plans
 from trainledger.profiles.profile import Instant
-from trainledger.rules import REFUSALS, require
-from trainledger.service.common import Degrees, Note, Run, host_notes, notes, resolve
+from trainledger.service.common import Degrees, Note, Run, host_notes, notes, prepared
 from trainledger.service.plan_file import overlay
 from trainledger.service.requests import ANSWER, PlanRequest, flag
 from trainledger.service.sweep import Row, sweep_rows, sweep_values
@@ -150,30 +149,19 @@ def account(request: PlanRequest) -> Response:
     run, plans, inventory = prepared(request)
     found = entry(inventory, plans)
     setting = run.setting
-    assumed = run.assumed if request.zero is not None else {**run.assumed, "zero": int(plans.zero_stage[0])}
     return Response(
         model=setting.model.name,
-        cluster=setting.cluster.name if setting.cluster is not None else None,
-        accelerator=setting.accelerator.name if setting.accelerator is not None else None,
+        cluster=run.cluster,
+        accelerator=run.accelerator,
         profile=engine_of(run),
         plan=PlanDegrees(zero_stage=int(plans.zero_stage[0]), **msgspec.structs.asdict(run.degrees())),
         lines=found.lines,
         memory=_memory(run, plans, inventory, found),
         traffic=found.traffic,
         wire_bytes=found.wire_bytes,
-        assumed=assumed,
+        assumed=run.assumed,
         notes=(*host_notes(run, found.peak.host_bytes), *notes(run, plans)),
     )
-
-
-def prepared(request: PlanRequest) -> tuple[Run, Plans, Inventory]:
-    """The run, its single plan, which every rule that refuses has passed, and its inventory."""
-    request = overlay(request)
-    run = resolve(request)
-    zero = request.zero if request.zero is not None else min(run.setting.profile.zero_stages)
-    plans = run.plans([zero])
-    require(REFUSALS, run.setting, plans)
-    return run, plans, Inventory(run.setting)
 
 
 def engine_of(run: Run) -> Engine:
@@ -235,8 +223,8 @@ def _sweep(request: Request, text: str) -> Sweep:
     setting = run.setting
     return Sweep(
         model=setting.model.name,
-        cluster=setting.cluster.name if setting.cluster is not None else None,
-        accelerator=setting.accelerator.name if setting.accelerator is not None else None,
+        cluster=run.cluster,
+        accelerator=run.accelerator,
         profile=engine_of(run),
         usable_bytes=run.usable_bytes,
         sweep=name,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainledger.errors import BadInput
-from trainledger.facts.model import Model
+from trainledger.facts.model import PRODUCT_LIMIT, Model
 from trainledger.facts.workload import Workload
 from trainledger.plans.plan import DEGREE_LIMIT, Scenario
 
 SEQ_LIMIT = 1 << 27
+"""Tokens of a sequence: a hundred times the longest context that any model here has."""
 BATCH_LIMIT = 1 << 40
-BYTE_LIMIT = 1 << 62
+"""Sequences per step: far above any token budget."""
 _BYTES_PER_ELEMENT = 16
 """No activation element is counted more often than four times in four bytes."""
 
@@ -36,6 +37,15 @@ def check_degrees(columns: Mapping[str, int | None]) -> None:
         between(name.replace("_", "-"), value, 1, DEGREE_LIMIT)
 
 
+def check_microbatches(gbs: int | None, share: int, batches: int) -> None:
+    """Refuse more micro-batches in a step than are counted."""
+    if batches > DEGREE_LIMIT:
+        raise BadInput(
+            f"--gbs {gbs} makes {batches} micro-batches of mbs x dp = {share} sequences, and at most {DEGREE_LIMIT} "
+            "are counted; lower --gbs, or raise --mbs"
+        )
+
+
 def check_countable(model: Model, workload: Workload, scenario: Scenario, columns: Mapping[str, int]) -> None:
     """Refuse a micro-batch whose activations or traffic, at the very most, pass 2**62 bytes."""
     per_token = sum(sum(t.shape) * t.copies for t in (*model.embedding, *model.final) if len(t.shape) > 1)
@@ -47,7 +57,7 @@ def check_countable(model: Model, workload: Workload, scenario: Scenario, column
         per_token += widths * len(block.layers)
     batches = columns["num_microbatches"]
     most = _BYTES_PER_ELEMENT * workload.seq * columns["mbs"] * per_token * batches
-    if not model.params_only and most > BYTE_LIMIT:
+    if not model.params_only and most > PRODUCT_LIMIT:
         raise BadInput(
             f"--seq {workload.seq} with mbs={columns['mbs']} and {batches} micro-batches on {model.name} could pass "
             f"2**62 bytes, more than is counted exactly; lower --seq, --mbs or --gbs"

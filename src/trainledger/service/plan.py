@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 import trainledger
 from trainledger.errors import UsageError
-from trainledger.search.search import SearchResult, run_search
+from trainledger.search.change import Change
+from trainledger.search.search import Candidate, SearchResult, run_search
 from trainledger.service.common import Note, Run, notes, resolve
 from trainledger.service.ledger import Engine, engine_of
 from trainledger.service.limits import between
@@ -18,6 +19,7 @@ from trainledger.service.requests import ANSWER, PlanRequest, flag
 
 DEFAULT_TOP = 10
 MOST_TOP = 1000
+"""More than this is a grid, not an answer."""
 _FIXED = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "mbs")
 _SEARCHED = ("recompute", "mbs", "sp")
 """Defaults of other verbs that a search does not assume, because it tries the values."""
@@ -53,9 +55,9 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     evaluated: int
     accepted: int
     rejected: dict[str, int]
-    plans: list[dict[str, Any]]
-    pareto: list[dict[str, Any]]
-    smallest_change: dict[str, Any] | None
+    plans: list[Candidate]
+    pareto: list[Candidate]
+    smallest_change: Change | None
     assumed: dict[str, str | int]
     notes: tuple[Note, ...]
     run: Process
@@ -118,7 +120,7 @@ def _response(request: Request, run: Run, fixed: dict[str, int], result: SearchR
     return Response(
         model=setting.model.name,
         gpus=run.gpus,
-        cluster=setting.cluster.name if setting.cluster is not None else None,
+        cluster=run.cluster,
         accelerator=setting.accelerator.name,
         usable_bytes=setting.accelerator.usable_bytes,
         profile=engine_of(run),
@@ -130,9 +132,9 @@ def _response(request: Request, run: Run, fixed: dict[str, int], result: SearchR
         evaluated=result.evaluated,
         accepted=result.accepted,
         rejected=result.rejected,
-        plans=[msgspec.to_builtins(candidate) for candidate in result.plans],
-        pareto=[msgspec.to_builtins(candidate) for candidate in result.pareto],
-        smallest_change=msgspec.to_builtins(result.smallest_change) if result.smallest_change is not None else None,
+        plans=result.plans,
+        pareto=result.pareto,
+        smallest_change=result.smallest_change,
         assumed=assumed,
         notes=notes(run),
         run=Process(seconds=round(time.perf_counter() - start, 3), version=trainledger.__version__),

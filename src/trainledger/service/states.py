@@ -16,10 +16,10 @@ from trainledger.arrays import IntArray, ints
 from trainledger.errors import Refused
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import BASES
-from trainledger.plans.plan import DEGREE_LIMIT, Plans, Scenario, make_plans
+from trainledger.plans.plan import DEGREE_LIMIT, Plans, Scenario, make_plans, num_microbatches
 from trainledger.plans.setting import Setting, make_setting
 from trainledger.rules import REFUSALS, passing, require
-from trainledger.service.common import DEFAULT_ENGINE, Degrees, Note, Run, host_notes, notes, resolve
+from trainledger.service.common import Degrees, Note, Run, host_notes, notes, resolve
 from trainledger.service.requests import PLACE, RunRequest, flag
 
 MOST_DP = 8192
@@ -130,8 +130,8 @@ def run(request: Request) -> Response:
         mbs=run.columns["mbs"],
         plan=run.degrees(),
         meter="allocated",
-        accelerator=setting.accelerator.name if setting.accelerator is not None else None,
-        cluster=setting.cluster.name if setting.cluster is not None else None,
+        accelerator=run.accelerator,
+        cluster=run.cluster,
         usable_bytes=usable,
         fewest_gpus=_fewest_gpus(run, inventory, usable) if usable is not None else None,
         single_cards=_single_cards(run, request),
@@ -200,7 +200,7 @@ def _basis(inventory: Inventory, plan: Plans, peak: Peak) -> str:
 
 def _full(run: Run, inventory: Inventory, plans: Plans) -> list[int]:
     """States of one unsharded copy for each row: at zero_stage 0, or on one rank where the engine has no such stage."""
-    whole = {**run.columns, "dp_replicate": 1, "dp_shard": 1, "ep": run.columns["ep"]}
+    whole = {**run.columns, "dp_replicate": 1, "dp_shard": 1}
     zero = 0 in run.setting.profile.zero_stages
     alone = make_plans({**whole, "zero_stage": 0 if zero else plans.zero_stage.tolist()})
     account = state_account(inventory, alone)
@@ -214,7 +214,7 @@ def _ddp_wire(run: Run) -> float:
     setting = run.setting
     if 0 not in setting.profile.zero_stages:
         recipe = setting.scenario.precision
-        plain = Scenario(engine=DEFAULT_ENGINE, precision=recipe, optimizer=setting.scenario.optimizer)
+        plain = Scenario(precision=recipe, optimizer=setting.scenario.optimizer)
         setting = make_setting(setting.model, setting.workload, plain)
         if setting.precision is None:
             return 0.0
@@ -229,11 +229,9 @@ def _fewest_gpus(run: Run, inventory: Inventory, usable: int) -> dict[str, int |
     group = columns["tp"] * columns["pp"] * columns["cp"] * columns["dp_replicate"]
     most = max(min(MOST_DP // columns["dp_replicate"], DEGREE_LIMIT // group), 1)
     shard = np.arange(1, most + 1)
-    columns_of: dict[str, object] = {**columns, "dp_shard": np.tile(shard, len(stages))}
-    if run.setting.workload.gbs is not None:
-        share = columns["mbs"] * columns["dp_replicate"] * shard
-        columns_of["num_microbatches"] = np.tile(np.maximum(run.setting.workload.gbs // share, 1), len(stages))
-    plans = make_plans({**columns_of, "zero_stage": np.repeat(stages, most)})
+    batches = num_microbatches(run.setting.workload.gbs, columns["mbs"] * columns["dp_replicate"] * shard)
+    varied = {"dp_shard": np.tile(shard, len(stages)), "num_microbatches": np.tile(batches, len(stages))}
+    plans = make_plans({**columns, **varied, "zero_stage": np.repeat(stages, most)})
     rows = np.nonzero(passing(REFUSALS, run.setting, plans))[0]
     fewest: dict[str, int | None] = dict.fromkeys(map(str, stages))
     if len(rows) == 0:

@@ -10,9 +10,7 @@ from trainledger.account.states import state_account
 from trainledger.account.traffic import wire_totals
 from trainledger.errors import TrainledgerError, UnknownName, UsageError
 from trainledger.facts.model import Model
-from trainledger.inventory.inventory import Inventory
-from trainledger.rules import REFUSALS, require
-from trainledger.service.common import Run, resolve
+from trainledger.service.common import Run, prepared
 from trainledger.service.models import find_model
 from trainledger.service.requests import PlanRequest
 
@@ -107,11 +105,7 @@ def sweep_rows(request: PlanRequest, name: str, values: tuple[int, ...]) -> tupl
 
 
 def _row(request: PlanRequest, model: Model, value: int) -> tuple[Run, Row]:
-    run = resolve(request, model=model)
-    zero = request.zero if request.zero is not None else min(run.setting.profile.zero_stages)
-    plans = run.plans([zero])
-    require(REFUSALS, run.setting, plans)
-    inventory = Inventory(run.setting)
+    run, plans, inventory = prepared(request, model=model)
     peak = peak_of(state_account(inventory, plans), activation_bytes(inventory, plans))
     _, data, parallel = wire_totals(inventory, plans)
     return run, Row(
