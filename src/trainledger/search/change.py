@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from trainledger.account.activations import activation_bytes
 from trainledger.account.ledger import peak_totals
-from trainledger.account.states import state_account
+from trainledger.account.states import StateAccount, state_account
 from trainledger.arrays import ints
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, make_plans
@@ -21,12 +22,17 @@ MOST_GPUS_FACTOR = 1024
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """Turn one knob from one value to another, and this is what the plan then holds."""
+    """Turn one knob from one value to another, and this is what the plan then holds.
+
+    plan, recompute   the plan after the change
+    """
 
     knob: str
     before: str
     after: str
     total_bytes: int
+    plan: dict[str, int]
+    recompute: str
 
 
 KNOBS = ("mbs", "recompute", "zero", "tp", "pp", "cp", "optimizer", "offload", "gpus")
@@ -38,38 +44,57 @@ def cost_of(change: Change) -> tuple[int, int]:
     return KNOBS.index(change.knob), int(change.after) if change.knob == "gpus" else change.total_bytes
 
 
-def smallest_change(setting: Setting, plans: Plans) -> Change | None:
+def smallest_change(setting: Setting, plans: Plans, gbs: int) -> Change | None:
     """The first change, in order of cost, whose plan passes every rule and fits; None where none does.
 
     Order: smaller micro-batch, recompute, higher zero_stage, splitting the same GPUs more, a leaner optimizer,
-    offload, and at last more GPUs.
+    offload, and at last more GPUs. `gbs` is the global batch of the plan; where the workload names none, it was
+    assumed, and grows with the job.
     """
     usable = setting.accelerator.usable_bytes if setting.accelerator is not None else 0
-    for knob, before, after, changed, rows in _changes(setting, plans):
-        legal = passing(REFUSALS, changed, rows)
-        if not legal.any():
+    for knob, before, after, changed, rows in _changes(setting, plans, gbs):
+        legal = np.nonzero(passing(REFUSALS, changed, rows))[0]
+        if len(legal) == 0:
             continue
+        chosen = rows.take(legal)
         inventory = Inventory(changed)
-        chosen = rows.take(np.nonzero(legal)[0])
-        total = peak_totals(state_account(inventory, chosen), activation_bytes(inventory, chosen))
-        fits = np.nonzero(total <= usable)[0]
+        account = state_account(inventory, chosen)
+        total = peak_totals(account, activation_bytes(inventory, chosen))
+        fits = np.nonzero((total <= usable) & host_holds(changed, chosen, account))[0]
         if len(fits):
-            named = np.array(after)[legal][fits[0]]
-            return Change(knob=knob, before=before, after=str(named), total_bytes=int(total[fits[0]]))
+            first = int(fits[0])
+            return Change(
+                knob=knob,
+                before=before,
+                after=after[int(legal[first])],
+                total_bytes=int(total[first]),
+                plan=chosen.row(first),
+                recompute=changed.scenario.recompute,
+            )
     return None
 
 
-def _changes(setting: Setting, plans: Plans) -> Iterator[tuple[str, str, list[str], Setting, Plans]]:
+def host_holds(setting: Setting, plans: Plans, account: StateAccount) -> NDArray[np.bool_]:
+    """[plans]: where the node's memory holds what is offloaded; everywhere where it is not known."""
+    share = setting.cluster.host_share_bytes(int(plans.gpus[0])) if setting.cluster is not None else None
+    if share is None:
+        return np.ones(len(plans), dtype=bool)
+    return account.host.max(axis=1)[account.index] <= share
+
+
+def _changes(setting: Setting, plans: Plans, gbs: int) -> Iterator[tuple[str, str, list[str], Setting, Plans]]:
     """(knob, before, values, setting, one row per value), cheapest knob first."""
     row = plans.row(0)
     scenario = setting.scenario
-    yield from _column(setting, row, "mbs", [row["mbs"] // 2**k for k in range(1, row["mbs"].bit_length())])
+    halves = [row["mbs"] // 2**k for k in range(1, row["mbs"].bit_length())]
+    yield from _column(setting, row, "mbs", halves, gbs)
     if scenario.recompute != "full":
         yield "recompute", scenario.recompute, ["full"], _with(setting, recompute="full"), plans
-    yield from _column(setting, row, "zero_stage", list(range(row["zero_stage"] + 1, 4)))
+    yield from _column(setting, row, "zero_stage", list(range(row["zero_stage"] + 1, 4)), gbs)
+    dp = row["dp_shard"]
+    doublings = [2**k for k in range(1, dp.bit_length()) if dp % 2**k == 0]
     for axis in ("tp", "pp", "cp"):
-        dp = row["dp_shard"]
-        yield from _column(setting, row, axis, [row[axis] * 2**k for k in range(1, dp.bit_length()) if dp % 2**k == 0])
+        yield from _column(setting, row, axis, [row[axis] * factor for factor in doublings], gbs)
     for optimizer in ("adamw-bf16", "adamw-8bit"):
         if optimizer in setting.profile.optimizers and scenario.optimizer == "adamw":
             yield "optimizer", "adamw", [optimizer], _with(setting, optimizer=optimizer), plans
@@ -78,27 +103,37 @@ def _changes(setting: Setting, plans: Plans) -> Iterator[tuple[str, str, list[st
             offload = (*scenario.offload, place)
             before = ",".join(scenario.offload) or "none"
             yield "offload", before, [",".join(offload)], _with(setting, offload=offload), plans
-    factors = range(2, MOST_GPUS_FACTOR + 1)
-    grown = make_plans({**row, "dp_shard": [row["dp_shard"] * f for f in factors]})
+    factors = list(range(2, MOST_GPUS_FACTOR + 1))
+    shards = [dp * factor for factor in factors]
+    grown: dict[str, object] = {**row, "dp_shard": shards}
+    if setting.workload.gbs is not None:
+        grown["num_microbatches"] = [_microbatches(gbs, row["mbs"], row["dp_replicate"] * shard) for shard in shards]
     gpus = int(plans.gpus[0])
-    yield "gpus", str(gpus), [str(gpus * f) for f in factors], setting, grown
+    yield "gpus", str(gpus), [str(gpus * factor) for factor in factors], setting, make_plans(grown)
+
+
+def _microbatches(gbs: int, mbs: int, dp: int) -> int:
+    return max(gbs // (mbs * dp), 1)
 
 
 def _column(
-    setting: Setting, row: dict[str, int], name: str, values: list[int]
+    setting: Setting, row: dict[str, int], name: str, values: list[int], gbs: int
 ) -> Iterator[tuple[str, str, list[str], Setting, Plans]]:
     """One integer column; the data-parallel degree gives way, so that the number of GPUs stays."""
     if not values:
         return
     changed: dict[str, object] = {**row, name: values}
-    if name in ("tp", "pp", "cp"):
-        changed["dp_shard"] = [row["dp_shard"] * row[name] // value for value in values]
+    split = name in ("tp", "pp", "cp")
+    shards = [row["dp_shard"] * row[name] // value if split else row["dp_shard"] for value in values]
+    changed["dp_shard"] = shards
     if name == "tp":
-        changed["sp"] = 1
+        changed["sp"] = int("sp" in setting.profile.axes)
         follows = setting.profile.etp_default != "1"
         changed["etp"] = setting.profile.default_etp(ints(values), ints(row["ep"])) if follows else row["etp"]
-    if name == "mbs":
-        changed["num_microbatches"] = [row["num_microbatches"] * row["mbs"] // value for value in values]
+    sizes = values if name == "mbs" else [row["mbs"]] * len(values)
+    changed["num_microbatches"] = [
+        _microbatches(gbs, mbs, row["dp_replicate"] * shard) for mbs, shard in zip(sizes, shards, strict=True)
+    ]
     knob = "zero" if name == "zero_stage" else name
     yield knob, str(row[name]), [str(v) for v in values], setting, make_plans(changed)
 

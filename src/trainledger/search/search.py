@@ -21,8 +21,8 @@ from trainledger.plans.plan import Plans, Scenario
 from trainledger.plans.setting import Setting
 from trainledger.plans.space import grid
 from trainledger.profiles.profile import INSTANTS
-from trainledger.rules import PLANNER, violations
-from trainledger.search.change import Change, cost_of, smallest_change
+from trainledger.rules import PLANNER, REFUSALS, require, violations
+from trainledger.search.change import Change, cost_of, host_holds, smallest_change
 
 CHUNK = 1 << 17
 """Plans accounted for at once: small enough that the arrays stay in cache and memory stays flat."""
@@ -48,7 +48,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """evaluated = accepted + the sum of `rejected`, where each plan counts under the first rule it breaks.
 
-    gbs   the global batch that all plans share, so that their traffic per step is comparable
+    gbs           the global batch that all plans share, so that their traffic per step is comparable
+    pareto_size   plans that no other beats in both memory and traffic; `pareto` has at most PARETO_LIMIT of them,
+                  evenly spaced, both ends included
     """
 
     gbs: int
@@ -57,18 +59,19 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     rejected: dict[str, int]
     plans: list[Candidate]
     pareto: list[Candidate]
+    pareto_size: int
     smallest_change: Change | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Scored:
-    """The plans of one scenario that pass every rule, with what they hold and send."""
+    """The plans of one scenario that pass every rule, with what they hold and send; `host`: the node holds its part."""
 
     inventory: Inventory
     plans: Plans
     total: IntArray
     states: IntArray
-    host: IntArray
+    host: NDArray[np.bool_]
     wire: FloatArray
 
 
@@ -82,7 +85,7 @@ def run_search(
     """All plans of `gpus` ranks for the setting's model and engine, under each recompute policy.
 
     Without a global batch one sequence per GPU is assumed.
-    Raises MissingFact without a card to fit into.
+    Raises MissingFact without a card to fit into, and Refused where one rule forbids every plan.
     """
     if base.accelerator is None:
         raise MissingFact("a plan is ranked by the memory it leaves free: name a card with --gpu, or a --cluster")
@@ -99,17 +102,27 @@ def run_search(
         plans = grid(setting, gpus, fixed)
         evaluated += len(plans)
         scored.extend(_score(inventory, plans, rejected))
+    if len(rejected) == 1 and not scored:
+        require(REFUSALS, base, grid(base, gpus, fixed).take(slice(0, 1)))
     kept, nearest = _split(scored, usable, rejected)
-    ranked = _ranked(kept)
+    ranked, front = _ranked(kept), _pareto(kept)
     return SearchResult(
         gbs=gbs,
         evaluated=evaluated,
         accepted=len(ranked),
         rejected=dict(sorted(rejected.items(), key=lambda item: -item[1])),
         plans=[_candidate(*place, usable) for place in ranked[:top]],
-        pareto=[_candidate(*place, usable) for place in _pareto(kept)[:PARETO_LIMIT]],
-        smallest_change=None if ranked else _smallest_change(nearest, workload),
+        pareto=[_candidate(*place, usable) for place in _spaced(front, PARETO_LIMIT)],
+        pareto_size=len(front),
+        smallest_change=None if ranked else _smallest_change(nearest, workload, gbs),
     )
+
+
+def _spaced(front: list[Place], most: int) -> list[Place]:
+    """At most `most` of a list, evenly spaced, both ends included."""
+    if len(front) <= most:
+        return front
+    return [front[round(index * (len(front) - 1) / (most - 1))] for index in range(most)]
 
 
 def with_recompute(scenario: Scenario, recompute: str) -> Scenario:
@@ -125,7 +138,7 @@ def _score(inventory: Inventory, plans: Plans, rejected: dict[str, int]) -> list
             account = state_account(inventory, legal)
             total = peak_totals(account, activation_bytes(inventory, legal))
             states = np.maximum.reduce([account.at(instant).max(axis=1) for instant in INSTANTS])[account.index]
-            host = account.host.max(axis=1)[account.index]
+            host = host_holds(inventory.setting, legal, account)
             _, data, model = wire_totals(inventory, legal)
             wire = (data + model).max(axis=1)
             scored.append(_Scored(inventory=inventory, plans=legal, total=total, states=states, host=host, wire=wire))
@@ -147,7 +160,7 @@ def _split(scored: list[_Scored], usable: int, rejected: dict[str, int]) -> tupl
     kept: list[_Scored] = []
     nearest: dict[int, Place] = {}
     for part in scored:
-        fits = (part.total <= usable) & _host_holds(part)
+        fits = (part.total <= usable) & part.host
         alone = part.states > usable
         for reason, mask in ((STATES_DO_NOT_FIT, alone), (DOES_NOT_FIT, ~fits & ~alone)):
             if mask.any():
@@ -162,13 +175,6 @@ def _split(scored: list[_Scored], usable: int, rejected: dict[str, int]) -> tupl
     return kept, list(nearest.values())
 
 
-def _host_holds(part: _Scored) -> NDArray[np.bool_] | bool:
-    """Where the node's memory holds what is offloaded; True where it is not known."""
-    cluster = part.inventory.setting.cluster
-    share = cluster.host_share_bytes(int(part.plans.gpus[0])) if cluster is not None else None
-    return True if share is None else part.host <= share
-
-
 def _rows(part: _Scored, rows: IntArray) -> _Scored:
     return _Scored(
         inventory=part.inventory,
@@ -180,7 +186,7 @@ def _rows(part: _Scored, rows: IntArray) -> _Scored:
     )
 
 
-def _smallest_change(nearest: list[Place], workload: Workload) -> Change | None:
+def _smallest_change(nearest: list[Place], workload: Workload, gbs: int) -> Change | None:
     """The cheapest change among those of the plans that come closest under each zero_stage.
 
     `workload` is the user's own: a global batch that was only assumed grows with the job.
@@ -188,7 +194,7 @@ def _smallest_change(nearest: list[Place], workload: Workload) -> Change | None:
     changes = []
     for part, row in nearest:
         setting = dataclasses.replace(part.inventory.setting, workload=workload)
-        changes.append(smallest_change(setting, part.plans.take(slice(row, row + 1))))
+        changes.append(smallest_change(setting, part.plans.take(slice(row, row + 1)), gbs))
     return min((change for change in changes if change is not None), key=cost_of, default=None)
 
 
