@@ -130,10 +130,9 @@ def _by_stage(inventory: Inventory, plans: Plans) -> IntArray:
     if model.params_only or not setting.profile.activations:
         return np.zeros_like(pp_stage)
     tokens = _Tokens(setting, plans)
-    kinds = range(1, len(model.blocks) + 1)
-    whole = np.stack([block_saved(block, model.hidden_size, tokens) for block in model.blocks], axis=1)
+    whole = np.stack([block_saved(block, model.hidden_size, tokens) for _, block in inventory.layers], axis=1)
     chunks = in_flight_chunks(plans, pp_stage, setting.scenario.schedule)
-    blocks = counts[:, :, kinds]
+    blocks = counts[:, :, [slot for slot, _ in inventory.layers]]
     if setting.scenario.recompute == "full":
         kept = blocks.sum(axis=2) * tokens.norm(model.hidden_size)[:, None]
         working = np.max(np.where(blocks > 0, whole[:, None, :], 0), axis=2)
@@ -142,5 +141,5 @@ def _by_stage(inventory: Inventory, plans: Plans) -> IntArray:
         working = np.zeros_like(kept)
     logits = ceil_div(tokens.count * model.vocab_size, plans.tp)
     loss = sum(bytes_of(logits, dtype) for dtype in setting.profile.loss_dtypes)
-    last = counts[:, :, len(model.blocks) + 1] > 0
-    return ceil_div(kept * chunks, plans.vpp[:, None]) + working + last * np.asarray(loss)[..., None]
+    losses = inventory.losses(counts)
+    return ceil_div(kept * chunks, plans.vpp[:, None]) + working + losses * np.asarray(loss)[..., None]

@@ -30,10 +30,11 @@ class _Step:
         self.tokens = ceil_div(self.setting.workload.seq, own.plans.cp) * own.plans.mbs
         self.batches = own.plans.num_microbatches[:, None]
         self.recompute = int(self.setting.scenario.recompute == "full")
-        blocks = len(self.model.blocks)
-        self.blocks = own.counts[:, :, 1 : blocks + 1]
+        self.layers = [block for _, block in inventory.layers]
+        self.blocks = own.counts[:, :, [slot for slot, _ in inventory.layers]]
+        self.losses = inventory.losses(own.counts)
         self.first = (own.counts[:, :, 0] > 0).astype(np.int64)
-        self.last = (own.counts[:, :, blocks + 1] > 0).astype(np.int64)
+        self.last = (own.counts[:, :, len(self.model.blocks) + 1] > 0).astype(np.int64)
         self.occupied = (own.counts.sum(axis=2) > 0).astype(np.int64)
 
     def hidden_bytes(self) -> IntArray:
@@ -77,8 +78,8 @@ def _tensor(step: _Step) -> Iterator[Collective]:
         return
     sp = (plans.sp == 1)[:, None].astype(np.int64)
     size = step.hidden_bytes()
-    pairs = step.per_block([regions(block) for block in step.model.blocks])
-    ending = step.per_block([int(regions(block) > 0) for block in step.model.blocks])
+    pairs = step.per_block([regions(block) for block in step.layers])
+    ending = step.per_block([int(regions(block) > 0) for block in step.layers])
     skipped = step.recompute * (0 if step.rules.recompute_reruns_last else 1) * ending
     forward = pairs * (1 + step.recompute)
     backward_gathers = 2 if step.rules.tp_style == "megatron" else 1
@@ -90,7 +91,7 @@ def _tensor(step: _Step) -> Iterator[Collective]:
     yield collective("all_reduce", "tp", "hidden", step.dtype, tp, all_reduces * batches, size, "megatron-tp")
     yield collective("all_gather", "tp", "hidden", step.dtype, tp, gathers * batches, size, "megatron-tp")
     yield collective("reduce_scatter", "tp", "hidden", step.dtype, tp, scatters * batches, size, "megatron-tp")
-    losses = step.rules.loss_all_reduces * step.last * batches
+    losses = step.rules.loss_all_reduces * step.losses * batches
     per_loss = bytes_of(step.tokens, "fp32")[:, None]
     yield collective("all_reduce", "tp", "loss statistics", "fp32", tp, losses, per_loss, "megatron-loss")
     if step.rules.style == "megatron":
@@ -141,7 +142,7 @@ def _attention_bytes(step: _Step) -> tuple[IntArray, IntArray, IntArray]:
     tp = step.plans.tp
     layers = np.zeros_like(step.own.pp_stage)
     kv_bytes, qo_bytes = np.zeros_like(layers), np.zeros_like(layers)
-    for index, block in enumerate(step.model.blocks):
+    for index, block in enumerate(step.layers):
         if block.attention is None:
             continue
         attention = block.attention
@@ -161,7 +162,7 @@ def _experts(step: _Step) -> Iterator[Collective]:
     split = np.where(plans.sp == 1, plans.tp, 1)
     layers = np.zeros_like(step.own.pp_stage)
     size = np.zeros_like(layers)
-    for index, block in enumerate(step.model.blocks):
+    for index, block in enumerate(step.layers):
         if block.moe is not None:
             visits = ceil_div(step.tokens, split) * block.moe.top_k
             times = step.blocks[:, :, index] * step.batches

@@ -97,6 +97,11 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
         if "memory.usable" in self.facts or "memory.reported" not in self.facts:
             return self.fact("memory.usable")
         reported = self.facts["memory.reported"]
+        if int(reported.value) <= DRIVER_KEEPS_BYTES:
+            raise BadInput(
+                f"{self.file}: memory.reported is {reported.text}, less than the {format_bytes(DRIVER_KEEPS_BYTES)} that a "
+                "driver keeps; correct it, or state memory.usable"
+            )
         return Fact(
             value=int(reported.value) - DRIVER_KEEPS_BYTES,
             basis="assumed",
@@ -126,7 +131,7 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
         """CUDA compute capability as numbers, (9, 0); () where the card has none or no source states it."""
         stated = self.facts.get("board.capability")
         parts = str(stated.value).split(".") if stated is not None else []
-        return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()
+        return tuple(map(int, parts)) if all(part.isascii() and part.isdigit() for part in parts) else ()
 
     @property
     def link_bytes_per_s(self) -> float:

@@ -27,6 +27,8 @@ DATA = Path(__file__).parent.parent / "data"
 Basis = Literal["datasheet", "device log", "measured", "derived", "catalog", "published", "log", "assumed", "web page"]
 BASES: tuple[str, ...] = get_args(Basis)
 
+COUNT_LIMIT = 1 << 20
+"""Nothing that is counted here, devices or their units, comes in larger numbers."""
 Kind = Dimension | Literal["count", "text"]
 Value = int | float | str | bool
 
@@ -105,8 +107,8 @@ def _value(where: str, raw: object, slot: Slot) -> Value:
     if raw is False and slot.may_lack:
         return False
     if slot.kind == "count":
-        if isinstance(raw, bool) or not isinstance(raw, int) or raw < 1:
-            raise BadInput(f"{where}.value is {raw!r}: write a whole number of at least 1")
+        if isinstance(raw, bool) or not isinstance(raw, int) or not 1 <= raw <= COUNT_LIMIT:
+            raise BadInput(f"{where}.value is {raw!r}: write a whole number between 1 and {COUNT_LIMIT}")
         return raw
     if not isinstance(raw, str) or not raw.strip():
         lack = ", or false where the hardware lacks it" if slot.may_lack else ""

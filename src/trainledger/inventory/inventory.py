@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from trainledger.arrays import IntArray
+from trainledger.facts.model import Block
 from trainledger.inventory.buffers import Buffer, buffers
 from trainledger.inventory.stages import StageTable, stage_table
 from trainledger.inventory.tensors import TensorTable, tensor_table
@@ -30,6 +31,20 @@ class Inventory:
     def buffers(self) -> tuple[Buffer, ...]:
         """What the engine keeps of them."""
         return buffers(self.setting, self.table)
+
+    @cached_property
+    def layers(self) -> tuple[tuple[int, Block], ...]:
+        """(slot, block) of every kind of layer that trains, a multi-token-prediction depth last."""
+        model = self.setting.model
+        kinds = list(enumerate(model.blocks, start=1))
+        if model.mtp is not None and self.setting.workload.mtp:
+            kinds.append((len(model.blocks) + 3, model.mtp))
+        return tuple(kinds)
+
+    def losses(self, counts: IntArray) -> IntArray:
+        """[plans, rows]: output layers and losses of a stage: one on the last, and one a multi-token-prediction depth."""
+        final = len(self.setting.model.blocks) + 1
+        return counts[:, :, final] + counts[:, :, final + 2]
 
     def stages(self, pp: int, vpp: int) -> StageTable:
         """The distinct pipeline stages of one (pp, vpp)."""

@@ -84,4 +84,4 @@ def _covers(profile: Profile, release: str) -> bool:
 def _numbers(release: str) -> tuple[int, ...]:
     """(0, 19, 6) for "0.19.6"; () where it is not a dotted release."""
     parts = release.lstrip("v").split(".")
-    return tuple(int(p) for p in parts) if all(p.isdigit() for p in parts) else ()
+    return tuple(int(p) for p in parts) if all(p.isascii() and p.isdigit() for p in parts) else ()
