@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from trainledger.account.activations import activation_bytes
-from trainledger.account.ledger import entry, peak_of, peak_totals
+from trainledger.account.ledger import entry
+from trainledger.account.peak import peak_of, total_bytes
 from trainledger.account.states import StateAccount, state_account
 from trainledger.account.traffic import wire_totals
 from trainledger.facts.by_hand import model_from_count
@@ -236,8 +237,7 @@ def held_by_plain_zero(model: str) -> dict[tuple[int, int], int]:
     inventory = Inventory(setting_of(load_model(model), {"engine": "paper"}))
     keys = [(cards, stage) for cards in FIT_CARDS[model] for stage in STAGES]
     plans = make_plans({"dp_shard": [cards for cards, _ in keys], "zero_stage": [stage for _, stage in keys]})
-    totals = peak_totals(state_account(inventory, plans), activation_bytes(inventory, plans))
-    return dict(zip(keys, map(int, totals), strict=True))
+    return dict(zip(keys, map(int, total_bytes(inventory, plans)), strict=True))
 
 
 def usable_bytes() -> int:

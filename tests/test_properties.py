@@ -26,7 +26,8 @@ from strategies import (
 )
 from trainledger import dtypes
 from trainledger.account.activations import activation_bytes
-from trainledger.account.ledger import entry, peak_of, peak_totals
+from trainledger.account.ledger import entry
+from trainledger.account.peak import peak_of, peak_totals
 from trainledger.account.shares import shares
 from trainledger.account.states import account_of, state_account
 from trainledger.account.traffic import all_traffic, wire_totals

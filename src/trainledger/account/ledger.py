@@ -1,4 +1,4 @@
-"""One plan in full: every line it holds and moves, its memory and its traffic, on the stage that needs most."""
+"""One plan in full: every line it holds and moves, on the pipeline stage that holds most."""
 
 from __future__ import annotations
 
@@ -10,28 +10,15 @@ import numpy as np
 
 from trainledger.account.activations import activation_bytes
 from trainledger.account.collectives import Collective
+from trainledger.account.peak import Peak, peak_of
 from trainledger.account.shares import Shares, shares
-from trainledger.account.states import StateAccount, account_of, buffer_bytes, on_host, standing, tensor_bytes
+from trainledger.account.states import account_of, buffer_bytes, on_host, standing, tensor_bytes
 from trainledger.account.traffic import all_traffic
-from trainledger.arrays import IntArray
 from trainledger.inventory.buffers import Buffer
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import Line, line_id
 from trainledger.plans.plan import Plans
-from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Instant
-
-
-class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and when a rank holds most: bytes by category at that stage, each at its own largest, and the total."""
-
-    pp_stage: int
-    instant: Instant
-    by_category: dict[Category, int]
-    at_instants: dict[Instant, int]
-    states_bytes: int
-    activations_bytes: int
-    total_bytes: int
-    host_bytes: int
+from trainledger.profiles.profile import INSTANTS, Instant
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,36 +60,6 @@ class Entry:
         held = _held_lines(self.inventory, self.own, self.where)
         moved = _moved_lines(self.traffic, self.where, self.own)
         return (*held, *_activation_line(self.inventory, self.peak), *moved)
-
-
-def peak_of(account: StateAccount, activations: IntArray, plan: int = 0) -> Peak:
-    """The stage and instant at which plan number `plan` holds most.
-
-    Activations are alive at the loss; the states of every instant are compared with it.
-    """
-    row = int(account.index[plan])
-    kept = activations[plan]
-    totals = {i: account.at(i)[row] + (kept if i == "loss" else 0) for i in INSTANTS}
-    stacked = np.stack([totals[i] for i in INSTANTS])
-    where = int(np.argmax(stacked.max(axis=0)))
-    instant = INSTANTS[int(np.argmax(stacked[:, where]))]
-    return Peak(
-        pp_stage=int(account.pp_stage[row, where]),
-        instant=instant,
-        by_category={c: int(account.largest(c)[row, where]) for c in CATEGORIES},
-        at_instants={i: int(totals[i][where]) for i in INSTANTS},
-        states_bytes=int(account.at(instant)[row, where]),
-        activations_bytes=int(kept[where]),
-        total_bytes=int(stacked[:, where].max()),
-        host_bytes=int(account.host[row, where]),
-    )
-
-
-def peak_totals(account: StateAccount, activations: IntArray) -> IntArray:
-    """[plans]: the largest total over stages and instants, for many plans."""
-    other = np.maximum.reduce([account.at(i) for i in INSTANTS if i != "loss"]).max(axis=1)
-    at_loss = (account.at("loss")[account.index] + activations).max(axis=1)
-    return np.maximum(other[account.index], at_loss)
 
 
 def entry(inventory: Inventory, plans: Plans) -> Entry:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainledger.account.activations import activation_bytes
-from trainledger.account.ledger import peak_totals
+from trainledger.account.peak import peak_totals
 from trainledger.account.states import StateAccount, state_account
 from trainledger.arrays import ints
 from trainledger.inventory.inventory import Inventory

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainledger.account.activations import activation_bytes
-from trainledger.account.ledger import peak_of, peak_totals
+from trainledger.account.peak import peak_totals, single_peak
 from trainledger.account.states import state_account
 from trainledger.account.traffic import wire_totals
 from trainledger.arrays import FloatArray, IntArray
@@ -227,7 +227,7 @@ def _pareto(kept: list[_Scored]) -> list[Place]:
 
 def _candidate(scored: _Scored, row: int, usable: int) -> Candidate:
     plans = scored.plans.take(slice(row, row + 1))
-    peak = peak_of(state_account(scored.inventory, plans), activation_bytes(scored.inventory, plans))
+    peak = single_peak(scored.inventory, plans)
     return Candidate(
         plan=plans.row(0),
         recompute=scored.inventory.setting.scenario.recompute,

@@ -22,7 +22,7 @@ from trainledger.service.requests import PlanRequest, RunRequest
 from trainledger.units import format_bytes
 
 if TYPE_CHECKING:
-    from trainledger.account.ledger import Peak
+    from trainledger.account.peak import Peak
     from trainledger.facts.cluster import Accelerator, Cluster
     from trainledger.facts.model import Model
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from trainledger.account.bounds import by_basis
 from trainledger.account.ledger import Entry, Moved, entry
+from trainledger.account.peak import by_basis
 from trainledger.errors import BadInput, UsageError
 from trainledger.facts.cite import reference
 from trainledger.inventory.inventory import Inventory

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from trainledger.account.activations import activation_bytes
-from trainledger.account.ledger import Peak, peak_of, peak_totals
-from trainledger.account.states import plan_mask, state_account
+from trainledger.account.peak import by_basis, peak_of, total_bytes
+from trainledger.account.states import state_account
 from trainledger.account.traffic import wire_totals
-from trainledger.arrays import IntArray, ints
 from trainledger.errors import Refused
 from trainledger.inventory.inventory import Inventory
-from trainledger.lines import BASES
+from trainledger.lines import BASES, Basis
 from trainledger.plans.plan import DEGREE_LIMIT, Plans, Scenario, make_plans, num_microbatches
 from trainledger.plans.setting import Setting, make_setting
 from trainledger.rules import REFUSALS, passing, require
@@ -184,18 +184,15 @@ def _rows(run: Run, inventory: Inventory, plans: Plans) -> list[Row]:
                 fits=run.fits(peak),
                 pp_stage=peak.pp_stage,
                 instant=peak.instant,
-                basis=_basis(inventory, plans.take(slice(index, index + 1)), peak),
+                basis=_basis(by_basis(inventory, plans.take(slice(index, index + 1)), peak)),
             )
         )
     return rows
 
 
-def _basis(inventory: Inventory, plan: Plans, peak: Peak) -> str:
+def _basis(held: Iterable[Basis]) -> str:
     """The weakest basis of what the total holds."""
-    found = {buffer.row.basis for buffer in inventory.buffers if plan_mask(plan, buffer)[0]}
-    if peak.activations_bytes:
-        found.add("modelled")
-    return max(found, key=BASES.index, default="exact")
+    return max(held, key=BASES.index, default=BASES[0])
 
 
 def _full(run: Run, inventory: Inventory, plans: Plans) -> list[int]:
@@ -237,15 +234,11 @@ def _fewest_gpus(run: Run, inventory: Inventory, usable: int) -> dict[str, int |
     if len(rows) == 0:
         return fewest
     chosen = plans.take(rows)
-    fitting = chosen.take(np.nonzero(_totals(inventory, chosen) <= usable)[0])
+    fitting = chosen.take(np.nonzero(total_bytes(inventory, chosen) <= usable)[0])
     for stage in stages:
         gpus = fitting.gpus[fitting.zero_stage == stage]
         fewest[str(stage)] = int(gpus.min()) if len(gpus) else None
     return fewest
-
-
-def _totals(inventory: Inventory, plans: Plans) -> IntArray:
-    return ints(peak_totals(state_account(inventory, plans), activation_bytes(inventory, plans)))
 
 
 def _single_cards(run: Run, request: Request) -> tuple[Card, ...] | None:
@@ -270,7 +263,7 @@ def _single_cards(run: Run, request: Request) -> tuple[Card, ...] | None:
             usable = card.usable_bytes
         except (Refused, MissingFact):
             continue
-        total = int(_totals(Inventory(setting), plans)[0])
+        total = int(total_bytes(Inventory(setting), plans)[0])
         if total <= usable:
             cards.append(Card(name=card.name, usable_bytes=usable, free_bytes=usable - total))
     return tuple(sorted(cards, key=lambda card: (card.usable_bytes, card.name)))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from trainledger.account.activations import activation_bytes
-from trainledger.account.ledger import peak_of
-from trainledger.account.states import state_account
+from trainledger.account.peak import single_peak
 from trainledger.account.traffic import wire_totals
 from trainledger.errors import TrainledgerError, UnknownName, UsageError
 from trainledger.facts.model import Model
@@ -106,7 +104,7 @@ def sweep_rows(request: PlanRequest, name: str, values: tuple[int, ...]) -> tupl
 
 def _row(request: PlanRequest, model: Model, value: int) -> tuple[Run, Row]:
     run, plans, inventory = prepared(request, model=model)
-    peak = peak_of(state_account(inventory, plans), activation_bytes(inventory, plans))
+    peak = single_peak(inventory, plans)
     _, data, parallel = wire_totals(inventory, plans)
     return run, Row(
         value=value,
