@@ -250,7 +250,7 @@ def test_a_hostile_file_is_refused_with_file_and_key(tmp_path: Path, old: str, n
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("value = 4,", "value = 0,", r"gpus_per_node\.value is 0: write a whole number of at least 1"),
+        ("value = 4,", "value = 0,", r"gpus_per_node\.value is 0: write a whole number between 1 and 1048576"),
         ("value = 4,", "value = true,", r"gpus_per_node\.value is True"),
         ("domain = { value = 4", "domain = { value = 6", "one must be a multiple of the other"),
         ('domain = { value = 4, basis = "measured", source = "here" }', "", r"has no scale_up\.domain"),

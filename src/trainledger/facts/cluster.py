@@ -99,8 +99,8 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
         reported = self.facts["memory.reported"]
         if int(reported.value) <= DRIVER_KEEPS_BYTES:
             raise BadInput(
-                f"{self.file}: memory.reported is {reported.text}, less than the {format_bytes(DRIVER_KEEPS_BYTES)} that a "
-                "driver keeps; correct it, or state memory.usable"
+                f"{self.file}: memory.reported is {reported.text}, less than a driver keeps "
+                f"({format_bytes(DRIVER_KEEPS_BYTES)}); correct it, or state memory.usable"
             )
         return Fact(
             value=int(reported.value) - DRIVER_KEEPS_BYTES,

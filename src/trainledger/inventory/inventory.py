@@ -42,7 +42,7 @@ class Inventory:
         return tuple(kinds)
 
     def losses(self, counts: IntArray) -> IntArray:
-        """[plans, rows]: output layers and losses of a stage: one on the last, and one a multi-token-prediction depth."""
+        """[plans, rows]: output layers and losses: one on the last stage, and one a multi-token-prediction depth."""
         final = len(self.setting.model.blocks) + 1
         return counts[:, :, final] + counts[:, :, final + 2]
 

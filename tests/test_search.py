@@ -1,0 +1,144 @@
+"""A search adds up, offers what its own ledger confirms, and names a change that really fits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import numpy as np
+import pytest
+
+from trainledger.account.activations import activation_bytes
+from trainledger.account.ledger import entry, peak_of
+from trainledger.account.states import state_account
+from trainledger.errors import Refused
+from trainledger.facts.cluster import find_accelerator, find_cluster
+from trainledger.facts.model_load import load_model
+from trainledger.facts.workload import Workload
+from trainledger.inventory.inventory import Inventory
+from trainledger.plans.plan import Scenario, make_plans
+from trainledger.plans.setting import Setting, make_setting
+from trainledger.search.search import PARETO_LIMIT, run_search, with_recompute
+
+
+def setting_of(model: str, card: str, workload: Workload | None = None, **scenario: object) -> Setting:
+    return make_setting(
+        load_model(model),
+        workload or Workload(),
+        Scenario(**scenario),  # pyright: ignore[reportArgumentType]
+        accelerator=find_accelerator(card),
+    )
+
+
+def total_of(setting: Setting, plan: dict[str, int], recompute: str, **scenario: object) -> int:
+    changed = msgspec.structs.replace(with_recompute(setting.scenario, recompute), **scenario)
+    inventory = Inventory(dataclasses.replace(setting, scenario=changed))
+    plans = make_plans(plan)
+    return peak_of(state_account(inventory, plans), activation_bytes(inventory, plans)).total_bytes
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("llama-3-70b", 64), ("mixtral-8x7b", 16)])
+@pytest.mark.parametrize("engine", ["paper", "pytorch", "megatron"])
+def test_what_is_offered_is_what_its_ledger_says(model: str, gpus: int, engine: str) -> None:
+    setting = setting_of(model, "h100", Workload(gbs=64), engine=engine)
+    result = run_search(setting, gpus=gpus, fixed={}, recomputes=("none", "full"), top=5)
+    assert result.evaluated == result.accepted + sum(result.rejected.values())
+    assert result.plans == sorted(result.plans, key=lambda one: -one.headroom_bytes)
+    usable = find_accelerator("h100").usable_bytes
+    for one in result.plans:
+        inventory = Inventory(dataclasses.replace(setting, scenario=with_recompute(setting.scenario, one.recompute)))
+        peak = entry(inventory, make_plans(one.plan)).peak
+        assert (peak.total_bytes, peak.pp_stage, peak.instant) == (one.total_bytes, one.pp_stage, one.instant)
+        assert one.headroom_bytes == usable - peak.total_bytes >= 0
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "card", "workload", "fixed"),
+    [
+        ("gemma-2-27b", 16, "a100-40gb", Workload(gbs=32), {"mbs": 4, "zero_stage": 1, "tp": 2, "pp": 1, "cp": 1}),
+        ("gpt-oss-20b", 8, "h100", Workload(gbs=16), {"mbs": 2, "zero_stage": 1, "tp": 1, "pp": 1, "cp": 1}),
+        ("nemotron-h-56b", 64, "a100-40gb", Workload(gbs=64), {"mbs": 2, "zero_stage": 0, "tp": 2, "pp": 4, "cp": 1}),
+        ("llama-3-70b", 8, "h100", Workload(), {"zero_stage": 3}),
+        ("llama-3-70b", 3, "h100", Workload(), {"zero_stage": 3}),
+    ],
+)
+@pytest.mark.parametrize("engine", ["paper", "pytorch", "deepspeed"])
+def test_the_smallest_change_fits_when_it_is_made(
+    model: str, gpus: int, card: str, workload: Workload, fixed: dict[str, int], engine: str
+) -> None:
+    setting = setting_of(model, card, workload, engine=engine)
+    result = run_search(setting, gpus=gpus, fixed=fixed, recomputes=("none",), top=1)
+    change = result.smallest_change
+    if result.plans or change is None:
+        return
+    scenario: dict[str, object] = {}
+    if change.knob == "optimizer":
+        scenario["optimizer"] = change.after
+    elif change.knob == "offload":
+        scenario["offload"] = tuple(change.after.split(","))
+    else:
+        assert change.after in {str(value) for value in (*change.plan.values(), change.recompute)} | {
+            str(make_plans(change.plan).gpus[0])
+        }
+    assert total_of(setting, change.plan, change.recompute, **scenario) == change.total_bytes
+    assert change.total_bytes <= find_accelerator(card).usable_bytes
+    if workload.gbs is not None:
+        dp = change.plan["dp_replicate"] * change.plan["dp_shard"]
+        assert change.plan["num_microbatches"] == workload.gbs // (change.plan["mbs"] * dp)
+
+
+def test_deepspeed_is_offered_more_tensor_parallelism() -> None:
+    setting = setting_of("llama-3-8b", "a100-40gb", Workload(gbs=8, seq=32768), engine="deepspeed")
+    fixed = {"zero_stage": 3, "mbs": 1, "tp": 1, "pp": 1, "cp": 1}
+    change = run_search(setting, gpus=8, fixed=fixed, recomputes=("full",), top=1).smallest_change
+    assert change is not None
+    assert (change.knob, change.plan["sp"]) == ("tp", 0)
+
+
+def test_a_long_front_keeps_both_its_ends() -> None:
+    setting = setting_of("gpt2", "mi300x", engine="megatron")
+    result = run_search(setting, gpus=24, fixed={}, recomputes=("none", "full"), top=10_000)
+    assert result.pareto_size > PARETO_LIMIT == len(result.pareto)
+    assert result.pareto[0].total_bytes == min(one.total_bytes for one in result.plans)
+    assert result.pareto[-1].wire_bytes == min(one.wire_bytes for one in result.plans)
+    wires = [one.wire_bytes for one in result.pareto]
+    assert wires == sorted(wires, reverse=True)
+
+
+def test_one_rule_that_forbids_everything_is_raised() -> None:
+    setting = setting_of("llama-3-8b", "h100", Workload(lora_rank=8), engine="megatron")
+    with pytest.raises(Refused, match=r"^\[engine-lora\]"):
+        run_search(setting, gpus=8, fixed={}, recomputes=("full",), top=1)
+
+
+def test_a_host_too_small_is_not_offered() -> None:
+    cluster = find_cluster("dgx-h100")
+    setting = dataclasses.replace(
+        setting_of("llama-3.1-405b", "h100", engine="deepspeed", offload=("optimizer", "parameters")), cluster=cluster
+    )
+    share = cluster.host_share_bytes(8)
+    assert share is not None
+    result = run_search(setting, gpus=8, fixed={"zero_stage": 3}, recomputes=("full",), top=1)
+    assert not result.plans
+    assert result.rejected["does-not-fit"] > 0
+    inventory = Inventory(setting)
+    plans = make_plans({"dp_shard": 8, "zero_stage": 3})
+    assert np.max(state_account(inventory, plans).host) > share
+
+
+def test_multi_token_prediction_is_trained() -> None:
+    plain, more = (
+        Inventory(setting_of("deepseek-v3", "h200", Workload(mtp=mtp), recompute="none")) for mtp in (False, True)
+    )
+    plans = make_plans({"tp": 2, "sp": 1, "dp_shard": 64, "ep": 64, "etp": 1})
+    calls = [
+        {(m.collective, m.group, m.what): m.count for m in entry(inventory, plans).traffic}
+        for inventory in (plain, more)
+    ]
+    layers = 61
+    moe_layers = layers - 3
+    assert calls[1]["all_to_all", "ep", "routed tokens"] * moe_layers == (
+        calls[0]["all_to_all", "ep", "routed tokens"] * (moe_layers + 1)
+    )
+    assert calls[1]["all_reduce", "tp", "loss statistics"] == 2 * calls[0]["all_reduce", "tp", "loss statistics"]
+    assert activation_bytes(more, plans)[0, 0] > activation_bytes(plain, plans)[0, 0]
