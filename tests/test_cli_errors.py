@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from command_line import run
+from trainledger.cli.flags import flags
+from trainledger.cli.verbs import VERBS
 
 CASES: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     # name: exit code, arguments, what the message holds
@@ -92,6 +94,34 @@ CASES: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "no such table": (1, ("score", "nowhere.csv"), ("nowhere.csv",)),
     "no such config": (1, ("model", "./nowhere/config.json"), ("nowhere", "config.json")),
 }  # fmt: skip
+
+INTEGER_FLAGS = [(verb.name, one.option) for verb in VERBS for one in flags(verb.service.Request) if one.type is int]
+NO_INTEGERS = ("1.5", "8.0", "1e3", "1.5e3", "0x10", "1_000", "\u0663", "\u00b2", "", " ", "--8", "+", "1" * 101)
+
+
+@pytest.mark.parametrize(("verb", "option"), INTEGER_FLAGS)
+def test_a_number_is_whole_and_in_digits(verb: str, option: str) -> None:
+    """cyclopts alone would read 1.5 as 2, 0x10 as 16 and 1_000 as 1000."""
+    done = run(verb, "gpt2", f"--{option}=1.5")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"error: --{option}: '1.5' is not a whole number; write digits, such as ")
+
+
+@pytest.mark.parametrize("text", NO_INTEGERS)
+def test_what_is_no_whole_number(text: str) -> None:
+    for arguments in (
+        ("--tp", f"--tp={text}"),
+        ("--pp-layout", f"--pp-layout=6,{text}"),
+        ("--sweep", f"--sweep=tp={text}"),
+    ):
+        done = run("ledger", "gpt2", arguments[1])
+        assert (done.code, done.out) == (2, ""), (arguments, done)
+        assert arguments[0] in done.err
+
+
+def test_a_sign_is_part_of_a_number() -> None:
+    assert run("ledger", "gpt2", "--tp", "+2", "--gpus=+2").code == 0
+    assert "--tp is -2" in run("ledger", "gpt2", "--tp=-2").err
 
 
 @pytest.mark.parametrize("name", CASES)

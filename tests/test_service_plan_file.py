@@ -129,7 +129,7 @@ def test_a_model_by_hand_is_its_config() -> None:
 @pytest.mark.parametrize(
     ("text", "count"),
     [("70B", 70 * 10**9), ("70b", 70 * 10**9), ("7.5e9", 7_500_000_000), ("1.3B", 1_300_000_000), ("124M", 124_000_000),
-     ("0.5T", 5 * 10**11), ("12", 12), ("gpt2", None), ("70 B", None), ("-7B", None), ("7e", None)],
+     ("0.5T", 5 * 10**11), ("12", 12), ("gpt2", None), ("70 B", None), ("-7B", None), ("7e", None), ("7\u212a", None), ("\u0667", None)],
 )  # fmt: skip
 def test_parameter_counts(text: str, count: int | None) -> None:
     assert parameter_count(text) == count
@@ -138,7 +138,7 @@ def test_parameter_counts(text: str, count: int | None) -> None:
 @pytest.mark.parametrize(
     ("text", "values"),
     [("gpus=8..4096", tuple(8 << step for step in range(10))), ("gpus=8..100", (8, 16, 32, 64)), ("tp=3..3", (3,)),
-     ("mbs=1,2,4", (1, 2, 4)), ("mbs=4,1,4", (4, 1)), ("dp-shard=0,1", (0, 1))],
+     ("mbs=1,2,4", (1, 2, 4)), ("mbs=4,1,4", (4, 1)), ("dp-shard=0,1", (0, 1)), ("mbs=+1,-2", (1, -2))],
 )  # fmt: skip
 def test_sweep_values(text: str, values: tuple[int, ...]) -> None:
     assert sweep_values(text) == (text.partition("=")[0], values)

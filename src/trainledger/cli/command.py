@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 from cyclopts import Parameter
 
 from trainledger.cli.flags import Flag, flags
-from trainledger.errors import UsageError
+from trainledger.service.typed import item, items, whole_number
 
 JSON = "json"
+EXAMPLE = "8"
 
 
 def command(request: type[msgspec.Struct], act: Callable[[Any, bool], int]) -> Callable[..., int]:
@@ -40,6 +41,9 @@ def _parameter(field: Flag) -> inspect.Parameter:
     typed: Any = field.type
     if get_origin(typed) is tuple:
         typed = list[str] if field.repeat else str
+    if typed is int:
+        # cyclopts reads 1.5 as 2 and 0x10 as 16
+        typed = str
     if field.default is None:
         typed = typed | None
     shown = Parameter(
@@ -50,21 +54,15 @@ def _parameter(field: Flag) -> inspect.Parameter:
 
 
 def _value(field: Flag, value: object) -> object:
-    """The field's value; a tuple from its text with commas."""
-    if value is None or get_origin(field.type) is not tuple:
+    """The field's value from what was typed; cyclopts passes on numbers and lists as text."""
+    if value is None or not isinstance(value, str | list):
         return value
-    parts = value if isinstance(value, list) else [part.strip() for part in str(value).split(",")]
+    flag = f"--{field.option}"
+    if field.type is int:
+        return whole_number(flag, str(value), EXAMPLE)
+    if get_origin(field.type) is not tuple:
+        return value
     element = get_args(field.type)[0]
-    return tuple(_element(field, element, part) for part in parts)
-
-
-def _element(field: Flag, element: object, part: str) -> int | str:
-    if element is int:
-        if not (part.isascii() and part.isdigit() and len(part) < 20):
-            raise UsageError(f"--{field.option}: {part!r} is not a whole number; write {field.value}, such as 9,8,8,7")
-        return int(part)
-    if get_origin(element) is Literal and part not in get_args(element):
-        raise UsageError(f"--{field.option}: {part!r} is not one of {', '.join(get_args(element))}")
-    if not part:
-        raise UsageError(f"--{field.option}: a value is empty; write {field.value}")
-    return part
+    if isinstance(value, list):
+        return tuple(item(flag, element, part, field.value) for part in value)
+    return items(flag, element, value, field.value)

@@ -15,7 +15,7 @@ from trainledger.service.requests import ModelRequest
 SIZES = ("hidden", "layers", "heads", "ffn", "vocab")
 """What a model by hand needs; kv_heads may be left out."""
 
-_COUNT = re.compile(r"(\d{1,40}(?:\.\d{1,40})?(?:[eE]\+?\d{1,2})?)([KMBT]?)", re.IGNORECASE)
+_COUNT = re.compile(r"([0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE]\+?[0-9]{1,2})?)([KMBT]?)", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "K": 3, "M": 6, "B": 9, "T": 12}
 
 

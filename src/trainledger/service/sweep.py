@@ -11,6 +11,7 @@ from trainledger.facts.model import Model
 from trainledger.service.common import Run, prepared
 from trainledger.service.models import find_model
 from trainledger.service.requests import PlanRequest
+from trainledger.service.typed import whole_number
 
 NUMBERS = (
     "gpus",
@@ -63,7 +64,10 @@ def sweep_values(text: str) -> tuple[str, tuple[int, ...]]:
     if name not in NUMBERS:
         raise UnknownName("number to sweep", name, NUMBERS)
     low, dots, high = values.partition("..")
-    numbers = [_whole(text, part) for part in ((low, high) if dots else values.split(","))]
+    numbers = [
+        whole_number(f"--sweep {text}", part, f"{name}=8..4096 or {name}=1,2,4")
+        for part in ((low, high) if dots else values.split(","))
+    ]
     if not dots:
         chosen = tuple(dict.fromkeys(numbers))
     elif not 1 <= numbers[0] <= numbers[1]:
@@ -74,12 +78,6 @@ def sweep_values(text: str) -> tuple[str, tuple[int, ...]]:
     if len(chosen) > MOST_VALUES:
         raise UsageError(f"--sweep {text}: {len(chosen)} values; give at most {MOST_VALUES}")
     return name, chosen
-
-
-def _whole(text: str, part: str) -> int:
-    if not (part.isascii() and part.isdigit() and len(part) < 20):
-        raise UsageError(f"--sweep {text}: {part!r} is not a whole number; write it such as gpus=8..4096 or mbs=1,2,4")
-    return int(part)
 
 
 def sweep_rows(request: PlanRequest, name: str, values: tuple[int, ...]) -> tuple[tuple[Row, ...], Run]:
