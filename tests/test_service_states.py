@@ -76,6 +76,33 @@ def test_an_engine_without_stage_0_is_compared_with_one_rank_and_the_paper() -> 
         assert found[zero].traffic_vs_ddp == pytest.approx(sent / ddp)
 
 
+def test_what_is_offloaded_is_still_part_of_the_full_copy() -> None:
+    """ZeRO paper, section 3.1: of 2 + 2 + 12 bytes a parameter, the optimizer's 12 are on the host from stage 1 on."""
+    found = rows(model="llama-3-8b", gpus=8, offload=("optimizer",))
+    assert [found[zero].share_of_full for zero in (1, 2, 3)] == [4 / 16, (2 + 2 / 8) / 16, 4 / 8 / 16]
+
+
+@pytest.mark.parametrize(
+    ("engine", "held"),
+    [
+        # bytes a parameter that stay on the card at each stage; the host holds the rest
+        ("deepspeed", {1: 4, 2: 2, 3: 2 / 8}),
+        ("deepspeed-estimator", {2: 2, 3: 2 / 8}),
+        ("megatron", {1: 6}),
+    ],
+)
+def test_every_engine_divides_by_a_copy_on_the_card(engine: str, held: dict[int, float]) -> None:
+    before = rows(model="llama-3-8b", gpus=8, engine=engine)
+    after = rows(model="llama-3-8b", gpus=8, engine=engine, offload=("optimizer",))
+    for zero in held:
+        whole, part = before[zero], after[zero]
+        assert whole.share_of_full is not None
+        assert part.share_of_full is not None
+        on_card = [sum(getattr(row, f"{state}_bytes") or 0 for state in states.STATES) for row in (whole, part)]
+        assert part.share_of_full / whole.share_of_full == pytest.approx(on_card[1] / on_card[0])
+        assert on_card[1] == pytest.approx(held[zero] * 8_030_261_248, rel=1e-3)
+
+
 def test_deepspeeds_zero_1_sends_half_as_much_again() -> None:
     """ENGINE against paper: DeepSpeed all-reduces each bucket before it keeps a slice, then gathers."""
     assert rows(model="llama-3-8b", gpus=8)[1].traffic_vs_ddp == 1

@@ -162,7 +162,7 @@ def _rows(run: Run, inventory: Inventory, plans: Plans) -> list[Row]:
     account = state_account(inventory, plans)
     activations = activation_bytes(inventory, plans)
     wire = wire_totals(inventory, plans)[1].max(axis=1)
-    whole = _full(run, inventory, plans)
+    whole = _full(run, plans)
     ddp = _ddp_wire(run)
     rows: list[Row] = []
     for index, stage in enumerate(plans.zero_stage.tolist()):
@@ -195,15 +195,29 @@ def _basis(held: Iterable[Basis]) -> str:
     return max(held, key=BASES.index, default=BASES[0])
 
 
-def _full(run: Run, inventory: Inventory, plans: Plans) -> list[int]:
-    """States of one unsharded copy for each row: at zero_stage 0, or on one rank where the engine has no such stage."""
+def _full(run: Run, plans: Plans) -> list[int]:
+    """States of one unsharded copy, nothing on the host, for each row: at zero_stage 0, or on one rank without it."""
     whole = {**run.columns, "dp_replicate": 1, "dp_shard": 1}
     zero = 0 in run.setting.profile.zero_stages
     alone = make_plans({**whole, "zero_stage": 0 if zero else plans.zero_stage.tolist()})
-    account = state_account(inventory, alone)
+    account = state_account(Inventory(_on_device(run.setting)), alone)
     nothing = np.zeros_like(account.pp_stage)[account.index]
     sums = [sum(peak_of(account, nothing, index).by_category[state] for state in STATES) for index in range(len(alone))]
     return sums * len(plans) if zero else sums
+
+
+def _on_device(setting: Setting) -> Setting:
+    """The same setting without offloading."""
+    if not setting.scenario.offload:
+        return setting
+    return make_setting(
+        setting.model,
+        setting.workload,
+        msgspec.structs.replace(setting.scenario, offload=()),
+        accelerator=setting.accelerator,
+        cluster=setting.cluster,
+        largest_module_params=setting.largest_module_params,
+    )
 
 
 def _ddp_wire(run: Run) -> float:
