@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,7 +115,19 @@ def test_a_plan_that_does_not_fit_names_the_smallest_change() -> None:
     found = answer("plan", "llama-3-70b", "--gpus", "8", "--gpu", "h100", "--engine", "megatron", code=3)
     assert found["plans"] == found["pareto"] == []
     assert found["evaluated"] == sum(found["rejected"].values())
-    assert found["smallest_change"]["total_bytes"] <= found["usable_bytes"]
+    change = found["smallest_change"]
+    alone = answer("ledger", "llama-3-70b", "--gpu", "h100", "--engine", "megatron", *flags_of(change))
+    assert alone["memory"]["meters"]["allocated"]["estimate"] == change["total_bytes"] <= found["usable_bytes"]
+
+
+def flags_of(one: dict[str, Any]) -> list[str]:
+    """The flags of a plan that a search answers with."""
+    degrees = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "dp_shard", "mbs")
+    plan = one["plan"]
+    flags = [part for name in degrees for part in (f"--{name.replace('_', '-')}", str(plan[name]))]
+    gbs = plan["num_microbatches"] * plan["mbs"] * plan["dp_replicate"] * plan["dp_shard"]
+    chosen = ["--zero", str(plan["zero_stage"]), "--gbs", str(gbs), "--recompute", one["recompute"]]
+    return [*flags, *chosen, "--sp" if plan["sp"] else "--no-sp"]
 
 
 def test_what_may_differ_between_two_runs_comes_last() -> None:
@@ -137,11 +150,7 @@ def test_every_plan_offered_fits_and_has_the_gpus_asked_for() -> None:
 def test_a_plan_offered_is_the_ledger_of_that_plan() -> None:
     """The search and the ledger are one account."""
     one = answer("plan", "llama-3-8b", "--gpus", "16", "--gpu", "h100", "--engine", "pytorch")["plans"][0]
-    plan = one["plan"]
-    degrees = ("tp", "pp", "cp", "dp_replicate", "dp_shard", "mbs")
-    flags = [part for name in degrees for part in (f"--{name.replace('_', '-')}", str(plan[name]))]
-    alone = answer("ledger", "llama-3-8b", "--engine", "pytorch", "--zero", str(plan["zero_stage"]), "--gbs", "16",
-                   "--recompute", one["recompute"], "--sp" if plan["sp"] else "--no-sp", *flags)  # fmt: skip
+    alone = answer("ledger", "llama-3-8b", "--engine", "pytorch", *flags_of(one))
     assert alone["memory"]["meters"]["allocated"]["estimate"] == one["total_bytes"]
     assert alone["memory"]["pp_stage"] == one["pp_stage"]
     assert alone["wire_bytes"] == pytest.approx(one["wire_bytes"], rel=1e-6)

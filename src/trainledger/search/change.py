@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import msgspec
@@ -14,11 +13,16 @@ from trainledger.account.peak import peak_totals
 from trainledger.account.states import StateAccount, state_account
 from trainledger.arrays import ints
 from trainledger.inventory.inventory import Inventory
-from trainledger.plans.plan import Plans, make_plans
+from trainledger.plans.plan import Plans, make_plans, num_microbatches
 from trainledger.plans.setting import Setting, make_setting
 from trainledger.rules import REFUSALS, passing
 
 MOST_GPUS_FACTOR = 1024
+"""A plan that needs a thousand times the GPUs is not one change away."""
+SPLITTING = ("tp", "pp", "cp")
+"""Axes that cut a rank's part of the model, from the cheapest to the dearest."""
+LEANER = ("adamw-bf16", "adamw-8bit")
+"""What may stand in for AdamW, from the nearest to it on."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +97,9 @@ def _changes(setting: Setting, plans: Plans, gbs: int) -> Iterator[tuple[str, st
     yield from _column(setting, row, "zero_stage", list(range(row["zero_stage"] + 1, 4)), gbs)
     dp = row["dp_shard"]
     doublings = [2**k for k in range(1, dp.bit_length()) if dp % 2**k == 0]
-    for axis in ("tp", "pp", "cp"):
+    for axis in SPLITTING:
         yield from _column(setting, row, axis, [row[axis] * factor for factor in doublings], gbs)
-    for optimizer in ("adamw-bf16", "adamw-8bit"):
+    for optimizer in LEANER:
         if optimizer in setting.profile.optimizers and scenario.optimizer == "adamw":
             yield "optimizer", "adamw", [optimizer], _with(setting, optimizer=optimizer), plans
     for place in setting.profile.offload:
@@ -103,17 +107,12 @@ def _changes(setting: Setting, plans: Plans, gbs: int) -> Iterator[tuple[str, st
             offload = (*scenario.offload, place)
             before = ",".join(scenario.offload) or "none"
             yield "offload", before, [",".join(offload)], _with(setting, offload=offload), plans
-    factors = list(range(2, MOST_GPUS_FACTOR + 1))
-    shards = [dp * factor for factor in factors]
-    grown: dict[str, object] = {**row, "dp_shard": shards}
+    factors = ints(range(2, MOST_GPUS_FACTOR + 1))
+    grown: dict[str, object] = {**row, "dp_shard": dp * factors}
     if setting.workload.gbs is not None:
-        grown["num_microbatches"] = [_microbatches(gbs, row["mbs"], row["dp_replicate"] * shard) for shard in shards]
+        grown["num_microbatches"] = num_microbatches(gbs, row["mbs"] * row["dp_replicate"] * dp * factors)
     gpus = int(plans.gpus[0])
-    yield "gpus", str(gpus), [str(gpus * factor) for factor in factors], setting, make_plans(grown)
-
-
-def _microbatches(gbs: int, mbs: int, dp: int) -> int:
-    return max(gbs // (mbs * dp), 1)
+    yield "gpus", str(gpus), [str(gpus * factor) for factor in factors.tolist()], setting, make_plans(grown)
 
 
 def _column(
@@ -123,29 +122,25 @@ def _column(
     if not values:
         return
     changed: dict[str, object] = {**row, name: values}
-    split = name in ("tp", "pp", "cp")
-    shards = [row["dp_shard"] * row[name] // value if split else row["dp_shard"] for value in values]
+    shards = ints(row["dp_shard"]) * row[name] // values if name in SPLITTING else ints(row["dp_shard"])
     changed["dp_shard"] = shards
     if name == "tp":
         changed["sp"] = int("sp" in setting.profile.axes)
         follows = setting.profile.etp_default != "1"
         changed["etp"] = setting.profile.default_etp(ints(values), ints(row["ep"])) if follows else row["etp"]
-    sizes = values if name == "mbs" else [row["mbs"]] * len(values)
-    changed["num_microbatches"] = [
-        _microbatches(gbs, mbs, row["dp_replicate"] * shard) for mbs, shard in zip(sizes, shards, strict=True)
-    ]
+    share = (ints(values) if name == "mbs" else row["mbs"]) * row["dp_replicate"] * shards
+    changed["num_microbatches"] = num_microbatches(gbs, share)
     knob = "zero" if name == "zero_stage" else name
     yield knob, str(row[name]), [str(v) for v in values], setting, make_plans(changed)
 
 
 def _with(setting: Setting, **scenario: object) -> Setting:
-    return dataclasses.replace(
-        make_setting(
-            setting.model,
-            setting.workload,
-            msgspec.structs.replace(setting.scenario, **scenario),
-            accelerator=setting.accelerator,
-            cluster=setting.cluster,
-            largest_module_params=setting.largest_module_params,
-        )
+    """The setting with another scenario, looked up anew."""
+    return make_setting(
+        setting.model,
+        setting.workload,
+        msgspec.structs.replace(setting.scenario, **scenario),
+        accelerator=setting.accelerator,
+        cluster=setting.cluster,
+        largest_module_params=setting.largest_module_params,
     )
