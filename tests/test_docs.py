@@ -12,6 +12,9 @@ from types import ModuleType
 import pytest
 
 from trainledger.cli.verbs import VERBS
+from trainledger.facts import families
+from trainledger.facts.cluster import accelerator_names, cluster_names
+from trainledger.facts.families import FAMILY_FILES
 from trainledger.rules import RULES
 
 ROOT = Path(__file__).parent.parent
@@ -177,6 +180,13 @@ def test_a_bracket_may_cite_several_keys() -> None:
     assert list(keys("megatron: a.py 12; deepspeed: b.py", known)) == [("megatron", "a.py 12"), ("deepspeed", "b.py")]
     assert list(keys("megatron, te-cp", known)) == [("megatron", ""), ("te-cp", "")]
     assert list(keys("plans, rows", known)) == []
+
+
+def test_the_numbers_of_the_readme_are_counted() -> None:
+    modules = [importlib.import_module(f"{families.__name__}.{file}") for file, _ in FAMILY_FILES]
+    text = " ".join(text_of("README.md").split())
+    assert f"Models: {sum(len(module.FAMILIES) for module in modules)} decoder families" in text
+    assert f"{len(accelerator_names())} accelerators and {len(cluster_names())} clusters" in text
 
 
 def row_of(page: str, name: str) -> list[str]:

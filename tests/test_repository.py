@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import trainledger
+from trainledger import errors
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "trainledger"
@@ -114,6 +116,31 @@ def test_the_lean_check_can_fail() -> None:
 
 def test_the_import_is_quick() -> None:
     assert median_seconds("import trainledger") - median_seconds("pass") < 0.3
+
+
+def drawn_errors() -> dict[str, tuple[str, int]]:
+    """Name -> (parent, exit code), as the docstring of errors.py draws them."""
+    parents: list[tuple[int, str]] = []
+    drawn: dict[str, tuple[str, int]] = {}
+    for indent, name, code in re.findall(r"^( *)([A-Z]\w+) +exit (\d)", errors.__doc__ or "", re.MULTILINE):
+        parents = [parent for parent in parents if parent[0] < len(indent)]
+        drawn[name] = (parents[-1][1] if parents else "Exception", int(code))
+        parents.append((len(indent), name))
+    return drawn
+
+
+def test_the_errors_are_those_that_are_drawn() -> None:
+    """Nothing derives from the base anywhere else in the package either."""
+    for path in SOURCE.rglob("*.py"):
+        if path.stem != "__main__":
+            import_module(".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"))
+    found: dict[str, tuple[str, int]] = {}
+    open_to_look = [errors.TrainledgerError]
+    while open_to_look:
+        error = open_to_look.pop()
+        open_to_look += error.__subclasses__()
+        found[error.__name__] = (error.__mro__[1].__name__, error.exit_code)
+    assert found == drawn_errors()
 
 
 def run_script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
