@@ -13,6 +13,7 @@ from trainledger.cli.verbs import VERBS
 CASES: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     # name: exit code, arguments, what the message holds
     "no model": (2, ("states",), ("no model", "list models", "--hidden")),
+    "unknown verb with --help": (2, ("nope", "--help"), ("nope", "Available commands", "ledger")),
     "unknown verb": (2, ("state",), ("state", 'mean "states"')),
     "unknown flag": (2, ("states", "llama-3-8b", "--gpux", "8"), ("--gpux", "--gpu")),
     "no value": (2, ("states", "llama-3-8b", "--tp"), ("--tp", "requires an argument")),

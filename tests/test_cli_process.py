@@ -94,6 +94,24 @@ def test_a_full_disk_is_an_error_that_says_so() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [STATES, (*STATES, "--json"), ("--version",), ("--help",)])
+def test_a_closed_output_is_an_error_that_says_so(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command(*arguments)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "standard output is closed" in done.stderr
+
+
+def test_an_error_that_nobody_can_read_does_not_go_to_the_answer() -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *command("states", "nowhere")], env=ENVIRONMENT, stdout=subprocess.PIPE,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
 def test_bytes_that_are_no_text_are_refused() -> None:
     done = subprocess.run(
         [*map(os.fsencode, command("model")), b"\xff"], env=ENVIRONMENT, capture_output=True, text=True, check=False

@@ -14,6 +14,7 @@ EXIT_CODES = {
     1: "an error: something cannot be read, is not known, or a named rule refuses it",
     2: "usage: flags that cannot be parsed or contradict each other",
     3: "it does not fit, or no plan does",
+    130: "interrupted (Ctrl-C)",
 }
 WIDTH = 74
 """Of the column that explains."""

@@ -23,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+        return _complain("standard output is closed; open it, or send it to /dev/null", 1)
     try:
         return _guarded(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
@@ -51,9 +53,12 @@ def _guarded(tokens: list[str]) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    """One line on standard error; what would move the cursor is spelled out."""
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
-    print(f"error: {line}", file=sys.stderr)  # noqa: T201 - the command line talks to people
+    """One line on standard error, where there is one; what would move the cursor is spelled out."""
+    from trainledger.report.plain import spelled
+
+    # a stream that was closed before the start is None, for which print would take standard output
+    if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]
+        print(f"error: {spelled(message)}", file=sys.stderr)  # noqa: T201 - the command line talks to people
     return code
 
 
@@ -67,7 +72,8 @@ def _dispatch(tokens: list[str]) -> int:
         sys.stdout.write(f"{trainledger.__version__}\n")
         return 0
     verb = _verb(tokens)
-    if not tokens or any(token in HELP for token in tokens):
+    asked = any(token in HELP for token in tokens)
+    if not tokens or (asked and (verb is not None or tokens[0] in HELP)):
         return _help(verb)
     return _run(verb, tokens)
 

@@ -11,8 +11,19 @@ def lines(document: Document) -> list[Text]:
     """Every line with its style; tables are aligned, and nothing is wrapped or cut."""
     found: list[Text] = []
     for part in document:
-        found += [part] if isinstance(part, Text) else _table(part)
+        found += [Text(spelled(part.text), part.style)] if isinstance(part, Text) else _table(part)
     return found
+
+
+def spelled(text: str) -> str:
+    r"""The text with whatever would move the cursor or recolour the screen spelled out; names may hold anything.
+
+    >>> spelled("llama\x1b[31m\n")
+    'llama\\x1b[31m\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def render(document: Document) -> str:
@@ -28,8 +39,9 @@ def render(document: Document) -> str:
 
 
 def _table(part: Table) -> list[Text]:
-    titles = tuple(column.title for column in part.columns)
-    grid = [titles, *part.rows] if any(titles) else list(part.rows)
+    titles = tuple(spelled(column.title) for column in part.columns)
+    rows = [tuple(map(spelled, row)) for row in part.rows]
+    grid = [titles, *rows] if any(titles) else rows
     widths = [max((len(row[index]) for row in grid), default=0) for index in range(len(part.columns))]
     styles = part.styles or ("",) * len(part.rows)
     if any(titles):
