@@ -8,6 +8,7 @@ from trainledger.report.document import BLANK, Column, Document, Style, Table, T
 from trainledger.report.words import (
     Answer,
     assumed,
+    busiest,
     card,
     degrees,
     engine,
@@ -103,7 +104,7 @@ def _traffic(answer: Answer) -> Document:
     if not answer["traffic"]:
         return [Text("sends nothing: one rank"), BLANK]
     columns = [
-        left("sent per step"),
+        left(f"sent per step by pp_stage {answer['memory']['pp_stage']}"),
         left("group"),
         left("what"),
         left("dtype"),
@@ -192,6 +193,7 @@ def _sweep(answer: Answer) -> Document:
         *assumed(answer),
         BLANK,
         table(columns, cells, styles),
+        busiest(),
         *(Text(f"{name} {row['value']} is refused: {row['refused']}", "warn") for row in rows if "refused" in row),
     ]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from trainledger.report.document import BLANK, Column, Document, Table, Text, left, table
-from trainledger.report.words import Answer, assumed, card, engine, gpus, notes, whole
+from trainledger.report.words import Answer, assumed, busiest, card, degrees, engine, gpus, notes, whole
 from trainledger.units import format_bytes, format_gb
 
 DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp")
 PARETO_SHOWN = 5
+FLAGS = {"zero_stage": "zero"}
+"""Columns whose flag has another name."""
 
 
 def document(answer: Answer) -> Document:
@@ -39,24 +41,45 @@ def _verdict(answer: Answer) -> Document:
                 "good",
             )
         ]
-    found: Document = [Text(f"none of {tried} plans fits {at}", "bad")]
-    change = answer["smallest_change"]
+    if not answer["passing"]:
+        return [Text(f"no plan passes the rules: all {tried} are rejected", "bad")]
+    return [Text(f"none of {tried} plans fits {at}", "bad"), _change(answer["smallest_change"])]
+
+
+def _change(change: Answer | None) -> Text:
     if change is None:
-        return [*found, Text("no single change that was tried makes one fit", "bad")]
-    text = f"smallest change that fits: {change['knob']} from {change['before']} to {change['after']}"
-    return [*found, Text(f"{text}, then {format_bytes(change['total_bytes'])}", "answer")]
+        return Text("no single change that was tried makes one fit", "bad")
+    plan = change["plan"]
+    split = degrees({**plan, "dp": plan["dp_replicate"] * plan["dp_shard"]}, ("tp", "pp", "vpp", "cp", "ep", "dp"))
+    names = f"{split}, zero {plan['zero_stage']}, mbs {plan['mbs']}, recompute {change['recompute']}".removeprefix(", ")
+    return Text(
+        f"smallest change that fits: {change['knob']} from {change['before']} to {change['after']}, which makes the plan "
+        f"{names}, with {format_bytes(change['total_bytes'])}",
+        "answer",
+    )
 
 
 def _fixed(answer: Answer) -> Document:
-    fixed = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in answer["fixed"].items())
+    fixed = ", ".join(_typed(name, value) for name, value in answer["fixed"].items())
     return [Text(f"fixed: {fixed}")] if fixed else []
+
+
+def _typed(name: str, value: int) -> str:
+    """A fixed degree as it is typed.
+
+    >>> _typed("zero_stage", 1), _typed("dp_replicate", 2), _typed("sp", 0)
+    ('zero 1', 'dp-replicate 2', 'no-sp')
+    """
+    if name == "sp":
+        return "sp" if value else "no-sp"
+    return f"{FLAGS.get(name, name.replace('_', '-'))} {value}"
 
 
 def _best(answer: Answer) -> Document:
     if not answer["plans"]:
         return []
     title = f"most memory left, {len(answer['plans'])} of {whole(answer['accepted'])}"
-    return [Text(title, "heading"), _table(answer["plans"]), BLANK]
+    return [Text(title, "heading"), _table(answer["plans"]), busiest(), BLANK]
 
 
 def _table(candidates: list[Answer]) -> Table:
@@ -114,7 +137,8 @@ def _pareto(answer: Answer) -> Document:
     front = answer["pareto"]
     if not front:
         return []
-    title = f"memory against traffic, {min(len(front), PARETO_SHOWN)} of {len(front)} that no other beats in both"
+    size = answer["pareto_size"]
+    title = f"memory against traffic, {min(len(front), PARETO_SHOWN)} of {whole(size)} that no other beats in both"
     return [Text(title, "heading"), _table(_spread(front)), BLANK]
 
 

@@ -58,7 +58,7 @@ def _table(answer: Answer) -> Table:
         *(Column(name) for name in COLUMNS),
         Column("of full"),
         Column("host"),
-        Column("sent/step"),
+        Column("dp sent/step"),
         Column("vs DDP"),
         Column("fits"),
         Column("fewest GPUs"),

@@ -11,7 +11,7 @@ from trainledger.units import format_bytes
 Answer = Mapping[str, Any]
 
 HIDDEN_NOTES = ("model-as-read",)
-"""Said by `model`, and repeated nowhere but in the JSON."""
+"""Said by `model`, and repeated nowhere but in the JSON; of a user's own config they are config-as-read, and shown."""
 
 
 def held(amount: int | None) -> str:
@@ -78,6 +78,11 @@ def degrees(plan: Answer, names: Sequence[str]) -> str:
     'tp 8, dp 4'
     """
     return ", ".join(f"{name.replace('_', '-')} {plan[name]}" for name in names if plan[name] not in (1, None))
+
+
+def busiest() -> Text:
+    """What "sent/step" is of, under a table of plans."""
+    return Text("sent/step: over all axes, per rank of the pipeline stage that sends most", "dim")
 
 
 def assumed(answer: Answer) -> Document:

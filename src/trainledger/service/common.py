@@ -317,5 +317,10 @@ def notes(run: Run, plans: Plans | None = None) -> tuple[Note, ...]:
         *(Note(rule=f.rule, severity=f.severity, message=f.message) for f in found),
         *(Note(rule="set-by-hand", severity="note", message=f"{pair} in the model's config") for pair in run.changed),
         *(Note(rule="engine-profile", severity="note", message=text) for text in setting.profile.notes),
-        *(Note(rule="model-as-read", severity="note", message=text) for text in setting.model.notes),
+        *(Note(rule=_read_rule(setting.model), severity="note", message=text) for text in setting.model.notes),
     )
+
+
+def _read_rule(model: Model) -> str:
+    """What a note on how the model was read goes under: of a user's own config the answers show it as text too."""
+    return "model-as-read" if model.params_only or model.source.startswith("preset ") else "config-as-read"

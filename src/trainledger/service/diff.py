@@ -36,7 +36,8 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The lines that moved, largest first, and the totals of both sides.
 
-    totals   memory (the allocated meter's estimate) and what a step sends, per rank
+    totals   memory (the allocated meter's estimate) and what a step sends over all axes, per rank of the pipeline stage
+             that holds most on that side
     same     how many lines are equal on both sides
     """
 

@@ -75,7 +75,10 @@ class PlanDegrees(Degrees, frozen=True, kw_only=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """The account of one plan; wire_bytes is the sum of `traffic`, per rank and optimizer step."""
+    """The account of one plan on the pipeline stage that holds most, memory.pp_stage.
+
+    wire_bytes   the sum of `traffic`: over all axes, per optimizer step and rank of that stage
+    """
 
     model: str
     cluster: str | None
@@ -116,7 +119,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """The totals of a plan while one of its numbers varies."""
+    """The totals of a plan while one of its numbers varies.
+
+    wire_bytes   of a row, over all axes, per step and rank of the pipeline stage that sends most; the other figures
+                 are of the one that holds most, its pp_stage
+    """
 
     model: str
     cluster: str | None

@@ -10,7 +10,7 @@ import msgspec
 import trainledger
 from trainledger.errors import UsageError
 from trainledger.search.change import Change
-from trainledger.search.search import Candidate, SearchResult, run_search
+from trainledger.search.search import DOES_NOT_FIT, STATES_DO_NOT_FIT, Candidate, SearchResult, run_search
 from trainledger.service.common import Note, Run, notes, resolve
 from trainledger.service.ledger import Engine, engine_of
 from trainledger.service.limits import between
@@ -20,6 +20,8 @@ from trainledger.service.requests import ANSWER, PlanRequest, flag
 DEFAULT_TOP = 10
 MOST_TOP = 1000
 """More than this is a grid, not an answer."""
+MEMORY = (STATES_DO_NOT_FIT, DOES_NOT_FIT)
+"""What rejects a plan that every rule lets pass."""
 _FIXED = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "mbs")
 _SEARCHED = ("recompute", "mbs", "sp")
 """Defaults of other verbs that a search does not assume, because it tries the values."""
@@ -39,7 +41,13 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """evaluated = accepted + the sum of rejected, where a plan counts under the first rule it breaks."""
+    """evaluated = accepted + the sum of rejected, where a plan counts under the first rule it breaks.
+
+    passing       plans that no rule rejects, whether they fit or not
+    pareto_size   plans that no other beats in both memory and traffic; `pareto` has some of them, both ends included
+    wire_bytes    of a plan, over all axes, per step and rank of the pipeline stage that sends most; its other figures
+                  are of the one that holds most, its pp_stage
+    """
 
     model: str
     gpus: int
@@ -53,10 +61,12 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     gbs: int
     fixed: dict[str, int]
     evaluated: int
+    passing: int
     accepted: int
     rejected: dict[str, int]
     plans: list[Candidate]
     pareto: list[Candidate]
+    pareto_size: int
     smallest_change: Change | None
     assumed: dict[str, str | int]
     notes: tuple[Note, ...]
@@ -130,10 +140,12 @@ def _response(request: Request, run: Run, fixed: dict[str, int], result: SearchR
         gbs=result.gbs,
         fixed=fixed,
         evaluated=result.evaluated,
+        passing=result.evaluated - sum(n for rule, n in result.rejected.items() if rule not in MEMORY),
         accepted=result.accepted,
         rejected=result.rejected,
         plans=result.plans,
         pareto=result.pareto,
+        pareto_size=result.pareto_size,
         smallest_change=result.smallest_change,
         assumed=assumed,
         notes=notes(run),

@@ -41,7 +41,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Each state at its own largest instant; total_bytes is the largest instant, so it may be below their sum.
     share_of_full   weights, gradients and optimizer state over those of one unsharded copy
-    wire_bytes      what data parallelism sends per optimizer step and rank; traffic_vs_ddp is over zero_stage 0's
+    wire_bytes      what data parallelism sends per optimizer step and rank of the pipeline stage that sends most, which
+                    need not be pp_stage; other axes are not in it (`ledger` has them); traffic_vs_ddp is over zero_stage 0's
     refused         the rule that this zero_stage breaks; every figure is then null
     """
 
@@ -74,6 +75,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The rows, and what they were computed for.
 
+    wire_bytes    of a row, data-parallel traffic alone, per step and rank of the pipeline stage that sends most
     fewest_gpus   by zero_stage, the smallest number of GPUs that fits; null where none up to dp 8192 does; null without
                   a card
     single_cards  cards on which the run fits without sharding; null unless asked

@@ -37,7 +37,10 @@ MOST_VALUES = 64
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The totals at one value, on the stage that holds most; null where a rule refuses the value."""
+    """The totals at one value, on the stage that holds most; null where a rule refuses the value.
+
+    wire_bytes   over all axes, per step and rank of the stage that sends most, which need not be pp_stage
+    """
 
     value: int
     gpus: int | None
