@@ -34,7 +34,7 @@ class _Tokens:
         # Megatron saves the local slice of a linear's input and gathers it again; DTensor keeps the gathered one
         self.input_over = sharded if setting.profile.traffic.tp_style == "megatron" else np.ones_like(sharded)
         self.norm_over = sharded
-        self.dtype = setting.recipe.activation if not setting.recipe.fp8 else "bf16"
+        self.dtype = setting.recipe.activation
         self.eager = setting.scenario.attention == "eager"
 
     def width(self, elements: IntArray | int) -> IntArray:

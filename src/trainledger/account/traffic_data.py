@@ -15,7 +15,7 @@ from trainledger.arrays import IntArray, ceil_div, one_of
 from trainledger.dtypes import bytes_of, nf4_bytes
 from trainledger.inventory.buffers import gathered_parts
 from trainledger.inventory.inventory import Inventory
-from trainledger.inventory.tensors import DEEPSPEED_PERSISTENT_ELEMENTS, BoolArray
+from trainledger.inventory.tensors import BoolArray
 from trainledger.plans import sharding
 from trainledger.plans.partition import ddp_bucket_count
 from trainledger.profiles.profile import Cut
@@ -233,7 +233,7 @@ def _deepspeed_z3(side: _Side) -> Iterator[Collective]:
     grad, gathered = side.setting.dtype("reduce"), side.setting.dtype("gathered")
     bucket, per_batch = side.setting.bucket_elements, side.once(3) * side.batches
     table = side.own.table
-    small = table.rows * table.rest <= DEEPSPEED_PERSISTENT_ELEMENTS
+    small = table.rows * table.rest <= side.setting.profile.persistent_elements
     large = side.all & ~small & ~table.quantised
     moving = side.whole(large, "tensor")
     calls, total = 2 * per_batch * side.units(large), 2 * per_batch * bytes_of(moving, gathered)

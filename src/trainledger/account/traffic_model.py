@@ -26,7 +26,7 @@ class _Step:
         self.plans = own.plans
         self.model = self.setting.model
         self.rules = self.setting.profile.traffic
-        self.dtype = self.setting.recipe.activation if not self.setting.recipe.fp8 else "bf16"
+        self.dtype = self.setting.recipe.activation
         self.tokens = ceil_div(self.setting.workload.seq, own.plans.cp) * own.plans.mbs
         self.batches = own.plans.num_microbatches[:, None]
         self.recompute = int(self.setting.scenario.recompute == "full")
@@ -94,7 +94,7 @@ def _tensor(step: _Step) -> Iterator[Collective]:
     losses = step.rules.loss_all_reduces * step.losses * batches
     per_loss = bytes_of(step.tokens, "fp32")[:, None]
     yield collective("all_reduce", "tp", "loss statistics", "fp32", tp, losses, per_loss, "megatron-loss")
-    if step.rules.style == "megatron":
+    if step.rules.reduces_norms:
         grad = step.setting.dtype("grad")
         whole = step.own.table.trainable & (step.own.table.tp_dim == -1) & ~step.own.table.expert
         elements = step.own.total_few(step.own.few.numel * step.own.few.copies * whole)
@@ -117,7 +117,7 @@ def _context(step: _Step) -> Iterator[Collective]:
     if not (cp > 1).any():
         return
     kv_layers, kv_total, qo_total = _attention_bytes(step)
-    kind = step.setting.scenario.cp_comm or step.rules.cp_comm
+    kind = step.setting.cp_comm
     forward, dtype = 1 + step.recompute, step.dtype
     if kind == "ring":
         hops = (cp - 1)[:, None]
@@ -130,7 +130,7 @@ def _context(step: _Step) -> Iterator[Collective]:
         yield summed("all_to_all", "cp", "q and output", dtype, cp, calls, passes * qo_total, "ulysses")
         yield summed("all_to_all", "cp", "k and v", dtype, cp, calls, passes * kv_total, "ulysses")
     else:
-        gathers = forward + int(step.rules.style == "megatron")
+        gathers = forward + int(step.rules.regathers_kv)
         whole = cp[:, None] * kv_total
         calls = 2 * kv_layers
         yield summed("all_gather", "cp", "k and v", dtype, cp, gathers * calls, gathers * whole, "torchtitan-cp")

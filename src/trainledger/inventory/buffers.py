@@ -14,7 +14,7 @@ import numpy as np
 
 from trainledger.arrays import IntArray, ints
 from trainledger.dtypes import block_scaled_bytes, bytes_of, nf4_bytes
-from trainledger.inventory.tensors import DEEPSPEED_PERSISTENT_ELEMENTS, BoolArray, TensorTable
+from trainledger.inventory.tensors import BoolArray, TensorTable
 from trainledger.plans.setting import Setting
 from trainledger.profiles.profile import StateRow
 
@@ -107,7 +107,7 @@ def _expand(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Buf
         elements = setting.bucket_elements if row.select == "bucket" else largest_module(setting, table)
         yield Buffer(row=row, what=row.what, dtype=dtype, mask=trained, elements=elements)
         return
-    selected = _selected(row, table)
+    selected = _selected(row, setting, table)
     if row.dtype == "gathered" and not setting.profile.shards_quantised:
         selected = selected & ~table.quantised
     stored = row.category == "weights" and row.select in ("trainable", "persistent")
@@ -160,7 +160,7 @@ def largest_module(setting: Setting, table: TensorTable) -> int:
     return max(layers.values())
 
 
-def _selected(row: StateRow, table: TensorTable) -> BoolArray:
+def _selected(row: StateRow, setting: Setting, table: TensorTable) -> BoolArray:
     everything = np.ones(len(table.names), dtype=bool)
     match row.select:
         case "trainable":
@@ -168,7 +168,7 @@ def _selected(row: StateRow, table: TensorTable) -> BoolArray:
         case "linear":
             return table.linear
         case "persistent":
-            return table.rows * table.rest <= DEEPSPEED_PERSISTENT_ELEMENTS
+            return table.rows * table.rest <= setting.profile.persistent_elements
         case _:
             return everything
 

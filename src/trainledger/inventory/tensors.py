@@ -23,8 +23,6 @@ from trainledger.plans.plan import Plans
 from trainledger.profiles.profile import Profile
 
 BoolArray = NDArray[np.bool_]
-DEEPSPEED_PERSISTENT_ELEMENTS = 100_000
-"""ZeRO-3 keeps smaller parameters gathered. [deepspeed: stage3_param_persistence_threshold]"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,11 @@ class Setting:
         return self.scenario.reduce_bucket or self.profile.traffic.bucket_elements
 
     @property
+    def cp_comm(self) -> str:
+        """How context parallelism exchanges: as the scenario says, or the engine's default."""
+        return self.scenario.cp_comm or self.profile.traffic.cp_comm
+
+    @property
     def offload_moves(self) -> tuple[tuple[Category, ...], ...]:
         """The categories that each offload of the scenario moves whole."""
         places = self.profile.offload
@@ -69,7 +74,7 @@ class Setting:
             case "sharded_grad":
                 return recipe.sharded_grad or recipe.grad
             case "unsharded_grad":
-                return recipe.gathered if recipe.gathered == recipe.reduce else recipe.reduce
+                return recipe.reduce
             case "frozen":
                 return self.scenario.frozen_dtype or recipe.frozen or recipe.weight
             case "master":

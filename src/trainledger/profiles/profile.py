@@ -79,9 +79,11 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Dtypes of a recipe in this engine; `master` is "" where the optimizer steps on the weights themselves.
+    """Dtypes of a recipe in this engine.
 
-    weight, grad, master   stored weights, gradients as kept and reduced, the optimizer's copy
+    weight, frozen         stored weights; those that do not train ("": as those that do)
+    grad, sharded_grad     gradients as kept; where the engine divides them in another dtype, in that
+    master                 the optimizer's copy; "" where it steps on the weights themselves
     gathered               what travels in a weight all-gather
     reduce                 what travels in a gradient reduction
     activation             saved activations and their collectives
@@ -89,6 +91,8 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fp8                    the recipe runs GEMMs in FP8 (or FP4)
     gemm_multiple          what both sides of a matrix that is multiplied in FP8 must be a multiple of
     full_master            the master copy stays whole whatever the optimizer could leave out
+    accelerator_dtype      format of arithmetic that the card must have, where it is not that of the activations
+    least_capability       CUDA compute capability from which the recipe runs; "": any
     """
 
     weight: str
@@ -98,7 +102,6 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     activation: str
     master: str = ""
     frozen: str = ""
-    unsharded_grad: str = ""
     sharded_grad: str = ""
     grad_choices: tuple[str, ...] = ()
     fp8: bool = False
@@ -109,7 +112,21 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How this engine communicates; every field is explained in account/traffic_data.py or traffic_model.py."""
+    """How this engine communicates: the knobs of account/traffic_data.py and traffic_model.py.
+
+    style                    which function of traffic_data.py counts the data-parallel calls
+    tp_style                 megatron saves a layer's sharded input and gathers it again, dtensor keeps it gathered
+    cp_comm, cp_choices      how context parallelism exchanges by default, and what --cp-comm may say
+    recompute_reruns_last    recomputing a block repeats its last reduction; a checkpoint that stops early does not
+    loss_all_reduces         tensor-parallel reductions of a loss over a cut vocabulary, per micro-batch
+    reduces_norms            with sp, gradients of what tp leaves whole are summed over the tp ranks once per step
+    regathers_kv             a backward under cp_comm all_gather gathers keys and values again
+    bucket_elements          elements of one gradient bucket; 0: none
+    pipeline_keeps_gathered  in a pipeline weights are gathered and gradients reduced once per step
+    final_unit_kept          what follows the last block stays gathered between forward and backward
+    reduce_follows_grad      --grad-dtype is the dtype of reductions too
+    replicas_by_unit         at zero_stage 0 each unit is reduced after every micro-batch
+    """
 
     style: Literal["paper", "ddp_fsdp2", "deepspeed", "megatron"]
     tp_style: Literal["megatron", "dtensor"] = "megatron"
@@ -117,6 +134,8 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cp_choices: tuple[str, ...] = ("ring", "all_to_all", "all_gather")
     recompute_reruns_last: bool = True
     loss_all_reduces: int = 3
+    reduces_norms: bool = False
+    regathers_kv: bool = False
     bucket_elements: int = 0
     pipeline_keeps_gathered: bool = False
     final_unit_kept: bool = False
@@ -148,6 +167,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     loss_dtypes         dtypes alive per logit at the loss
     activations         activations belong to the account; an estimator that knows none prints a total without them
     offload             what may live in host memory, and from which zero_stage
+    persistent_elements  ZeRO-3 keeps parameters of up to this size gathered
     lora                adapters are accounted for
     shards_quantised    4-bit frozen weights are divided like others
     optimizer_alias     the entry of optimizers.toml that a name stands for in this engine
@@ -175,6 +195,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     loss_dtypes: tuple[str, ...] = ()
     activations: bool = True
     offload: dict[str, Offload] = {}
+    persistent_elements: int = 0
     lora: bool = True
     shards_quantised: bool = True
     optimizer_master: dict[str, str] = {}
@@ -192,7 +213,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One state tensor of an optimizer, per trained tensor."""
+    """One state tensor of an optimizer, per trained tensor.
+
+    dtype    a dtype, or "master": that of the copy that is stepped on
+    layout   full | block (codes with a scale per `block` elements) | factored (a row and a column of each matrix)
+    least    tensors of fewer elements are not quantised
+    select   all | matrix (weight matrices inside blocks) | rest (all others)
+    """
 
     what: str
     dtype: str

@@ -32,8 +32,7 @@ def _fp32_base(setting: Setting, plans: Plans) -> bool:
 
 def _upcast(setting: Setting, plans: Plans) -> Mask:
     narrow = setting.precision is not None and setting.dtype("frozen") != "fp32"
-    hugging_face = setting.profile.traffic.style == "ddp_fsdp2" and _adapters(setting)
-    return (plans.zero_stage > 0) & (hugging_face and narrow)
+    return (plans.zero_stage > 0) & (_adapters(setting) and narrow)
 
 
 def _gathers_experts(setting: Setting, plans: Plans) -> Mask:
@@ -85,6 +84,7 @@ RULES: tuple[Rule, ...] = (
             f"frozen weights are counted in {setting.dtype('frozen')}; accelerate's FSDP2 path casts them to fp32: "
             "launched through it, give --frozen-dtype fp32"
         ),
+        engines=("pytorch", "torchtitan"),
     ),
     Rule(
         id="qlora-upcast",

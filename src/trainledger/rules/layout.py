@@ -130,7 +130,7 @@ def _cp_seq(setting: Setting, plans: Plans) -> Mask:
 
 
 def _pieces(setting: Setting) -> int:
-    return 1 if (setting.scenario.cp_comm or setting.profile.traffic.cp_comm) == "all_to_all" else 2
+    return 1 if setting.cp_comm == "all_to_all" else 2
 
 
 def _cp_seq_sentence(setting: Setting, row: dict[str, int]) -> str:

@@ -26,7 +26,9 @@ from trainledger.scoring.table import MEASURED
 Phrases = dict[str, tuple[str, ...]]
 _SCALE = {"K": 3, "M": 6, "B": 9, "T": 12}
 _COUNT = re.compile(r"(?<![\w.-])([0-9]+(?:\.[0-9]+)?) ?([KMBT])(?![\w-])")
-_LARGEST = re.compile(r"largest layer(?: params?| of)? ?[:=]? ?([0-9]+(?:\.[0-9]+)?) ?([KMBT])(?!\w)", re.IGNORECASE | re.ASCII)
+_LARGEST = re.compile(
+    r"largest layer(?: params?| of)? ?[:=]? ?([0-9]+(?:\.[0-9]+)?) ?([KMBT])(?!\w)", re.IGNORECASE | re.ASCII
+)
 _BYTES = re.compile(r"\bk ?= ?([0-9]+(?:\.[0-9]+)?)")
 _OPTION = re.compile(r"([a-z_]+) ?= ?([a-z0-9]+)")
 

@@ -28,9 +28,7 @@ def whole_number(flag: str, text: str, such_as: str) -> int:
     if not _WHOLE.fullmatch(text):
         raise UsageError(f"{flag}: {text!r} is not a whole number; write digits, such as {such_as}")
     if len(text) > MOST_DIGITS:
-        raise UsageError(
-            f"{flag}: a number of {len(text)} digits is beyond any count; write fewer, such as {such_as}"
-        )
+        raise UsageError(f"{flag}: a number of {len(text)} digits is beyond any count; write fewer, such as {such_as}")
     return int(text)
 
 
