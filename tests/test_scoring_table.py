@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trainledger.errors import BadInput
 from trainledger.scoring import predict_csv, score_csv
-from trainledger.scoring.printed import cut_to, half_unit, read_unit, rounds_to
+from trainledger.scoring.printed import cut_to, half_unit, is_formula, read_unit, rounds_to
 from trainledger.scoring.table import load_table, parse_table, printed_number, table_kinds, whole_number
 from trainledger.scoring.words import Unclear, read_count, read_largest_layer, read_precision, read_quantity, readings
 
@@ -73,6 +73,47 @@ def test_a_bad_outcome_is_refused_by_score_and_unseen_by_predict(tmp_path: Path)
     assert predict_csv(path)["rows"][0]["states"]["value"] == 16
     with pytest.raises(BadInput, match=r"t\.csv, line 2, column value_recomputed: 'sixteen' is not a number"):
         score_csv(path, "states")
+
+
+def graded(folder: Path, published: str, recomputed: str) -> dict[str, object]:
+    """The one row of a table, whose prediction is 2 + 2 + 12 bytes a parameter."""
+    path = folder / "t.csv"
+    path.write_text(
+        "id,source,kind,zero_stage,precision,unit,value_published,value_recomputed\n"
+        f"A,ZeRO paper,bytes per parameter,0,fp16,bytes/param,{published},{recomputed}\n"
+    )
+    return score_csv(path, "states")["rows"][0]
+
+
+@pytest.mark.parametrize("text", ["4 + 12/d", "4+12/d", "(4 + 12)/d", "2P + 2P + 12P/Nd", "formula only"])
+def test_a_formula_is_graded_by_what_it_was_worked_out_to_be(tmp_path: Path, text: str) -> None:
+    assert is_formula(text)
+    assert (graded(tmp_path, text, "16")["status"], graded(tmp_path, text, "17")["status"]) == ("match", "mismatch")
+    assert graded(tmp_path, text, "")["status"] == "incomplete"
+
+
+@pytest.mark.parametrize(
+    "text", ["abc", "nan", "inf", "-inf", "50%", "", "-", "N/A", "16 GB", "~16", "7.7 / 11.9", "1_6", "d", "4 +"]
+)
+def test_a_print_that_cannot_be_read_is_graded_by_nothing_else(tmp_path: Path, text: str) -> None:
+    row = graded(tmp_path, text, "16")
+    assert (row["status"], row["measured"], row["log_ratio"]) == ("incomplete", None, None)
+    assert row["predicted"] == 16
+    assert (repr(text) if text else "blank") in str(row["reason"])
+
+
+@pytest.mark.parametrize(
+    "text", ["1e999999999", "-1e999999999", "1e5000", "0e999999999", "1e-999999999", "1e31", "1e-31", "9" * 5000]
+)
+def test_a_figure_beyond_all_figures_is_not_computed_with(tmp_path: Path, text: str) -> None:
+    for row in (graded(tmp_path, text, "16"), graded(tmp_path, "4 + 12/d", text)):
+        assert (row["status"], row["measured"]) == ("incomplete", None)
+        assert "beyond 1e30" in str(row["reason"])
+    assert graded(tmp_path, "1e30", "")["status"] == graded(tmp_path, "1e-30", "")["status"] == "mismatch"
+
+
+def test_a_formula_is_read_in_one_go() -> None:
+    assert not is_formula("2*d*" * 5000 + "%")
 
 
 def test_lines_are_counted_over_quoted_line_ends_and_blank_lines() -> None:

@@ -18,6 +18,14 @@ from trainledger.units import parse_quantity
 
 _SIZE = re.compile(r"\((?:(1e)([0-9]{1,2})|(2\^)([0-9]{1,2}))\)")
 _PER_PARAM = re.compile(r"(?:bytes?|B) ?(?:/|per) ?param(?:eter)?s?", re.IGNORECASE)
+_TERM = r"(?:[0-9]+(?:\.[0-9]+)?)?[A-Za-z]{1,2}|[0-9]+(?:\.[0-9]+)?"
+_FORMULA = re.compile(rf"(?:{_TERM})(?: ?[-+*/] ?(?:{_TERM}))+")
+FORMULA_ONLY = "formula only"
+"""What a row says whose source prints its formula elsewhere: in the row's column `formula`."""
+
+MOST_POWER = 30
+"""Of ten: no amount of bytes is above 1e30, and no print shows a digit below 1e-30."""
+
 _BINARY = re.compile(r"(?:[KMGTP]iB|B|bytes?)")
 
 
@@ -50,6 +58,28 @@ def read_unit(text: str) -> Unit:
     raise Unclear(
         f"unit {text!r} does not say how many bytes it is; write GB (1e9), GB (2^30), GiB, bytes or bytes/param"
     )
+
+
+def is_formula(text: str) -> bool:
+    """Whether a print is a formula in symbols, for which the figure is worked out in another column.
+
+    >>> is_formula("4 + 16/d"), is_formula("12P/Nd + 2P"), is_formula("7.7 / 11.9"), is_formula("50%")
+    (True, True, False, False)
+    """
+    if text == FORMULA_ONLY:
+        return True
+    plain = text.replace("(", "").replace(")", "")
+    digits, letters = (any(test(char) for char in plain) for test in (str.isdigit, str.isalpha))
+    return digits and letters and _FORMULA.fullmatch(plain) is not None
+
+
+def is_plausible(printed: Decimal) -> bool:
+    """Whether a print lies between 1e-30 and 1e30, or is 0: beyond, it is no figure and would take memory to compare.
+
+    >>> is_plausible(Decimal("31.4")), is_plausible(Decimal("1e5000")), is_plausible(Decimal("0e-999"))
+    (True, False, False)
+    """
+    return abs(_exponent(printed)) <= MOST_POWER and abs(printed.adjusted()) <= MOST_POWER
 
 
 def half_unit(printed: Decimal) -> Fraction:

@@ -14,7 +14,7 @@ import numpy as np
 
 from trainledger.errors import BadInput, UnknownName
 from trainledger.scoring.predict import predictions, with_ignored
-from trainledger.scoring.printed import cut_to, half_unit, rounds_to
+from trainledger.scoring.printed import cut_to, half_unit, is_formula, is_plausible, rounds_to
 from trainledger.scoring.states import Prediction
 from trainledger.scoring.table import Row, Table, load_table, printed_number
 
@@ -62,10 +62,11 @@ def source_of(table: Table, row: Row) -> str:
 
 
 def _scored(table: Table, row: Row, said: Prediction) -> Scored:
-    measured, status, reason = _measured(table, row), said.status, said.reason
+    measured, unread = _measured(table, row)
+    status, reason = said.status, said.reason
     value = said.states.value if said.states else None
     if value is not None:
-        status, reason = _grade(value, measured)
+        status, reason = ("incomplete", unread) if measured is None else _grade(value, measured)
     graded = value is not None and measured is not None
     return Scored(
         id=row.id,
@@ -80,13 +81,26 @@ def _scored(table: Table, row: Row, said: Prediction) -> Scored:
     )
 
 
-def _measured(table: Table, row: Row) -> Decimal | None:
-    """The figure to compare with: what is printed, or where that is a formula, the value it was worked out to be."""
+def _measured(table: Table, row: Row) -> tuple[Decimal | None, str]:
+    """The figure to compare with, or why there is none: what is printed, or what its formula was worked out to be."""
     if table.kind != "exact":
-        return None
-    printed = printed_number(row.outcomes.get("value_published", ""))
-    if printed is not None:
-        return printed
+        return None, ""
+    text, column = row.outcomes.get("value_published", ""), "value_published"
+    value = printed_number(text)
+    if value is None:
+        value, worked_out = _recomputed(table, row), row.outcomes.get("value_recomputed", "")
+        if not is_formula(text):
+            shown = f"is {text!r}" if text else "is blank"
+            return None, f"value_published {shown}, neither one number nor a formula such as 4 + 16/d: write what is printed"
+        if value is None:
+            return None, f"value_published is {text!r} and value_recomputed is blank: write what the formula comes to"
+        text, column = worked_out, "value_recomputed"
+    if not is_plausible(value):
+        return None, f"{column} is {text[:24]!r}, with digits beyond 1e30 or below 1e-30: write the figure as printed"
+    return value, ""
+
+
+def _recomputed(table: Table, row: Row) -> Decimal | None:
     recomputed = row.outcomes.get("value_recomputed", "")
     value = printed_number(recomputed)
     if recomputed and value is None:
@@ -97,10 +111,8 @@ def _measured(table: Table, row: Row) -> Decimal | None:
     return value
 
 
-def _grade(value: Fraction, measured: Decimal | None) -> tuple[str, str]:
-    """(status, reason) of a predicted row."""
-    if measured is None:
-        return "incomplete", "value_published is no number and value_recomputed is blank: nothing to compare with"
+def _grade(value: Fraction, measured: Decimal) -> tuple[str, str]:
+    """(status, reason) of a predicted row that prints a figure."""
     if rounds_to(value, measured):
         return "match", ""
     if cut_to(value, measured):
