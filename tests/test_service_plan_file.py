@@ -70,6 +70,68 @@ def test_flags_go_over_the_file(plan: Path) -> None:
     assert after["plan"]["num_microbatches"] == 2 * before["plan"]["num_microbatches"]
 
 
+LISTS = {
+    "offload": ('["optimizer"]', '"optimizer"', "optimizer"),
+    "pp-layout": ("[9, 23]", '"9, 23"', "9,23"),
+    "lora-targets": ('["k_proj", "v_proj"]', '"k_proj,v_proj"', "k_proj,v_proj"),
+    "set": ('["max_position_embeddings=99"]', '"max_position_embeddings=99"', "max_position_embeddings=99"),
+}
+
+
+@pytest.mark.parametrize("key", LISTS)
+def test_a_list_is_an_array_or_what_the_flag_takes(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "plan.toml"
+    shared = 'model = "llama-3-8b"\ngpus = 4\npp = 2\nzero = 1\nlora-rank = 8\n'
+    found = []
+    for text in LISTS[key][:2]:
+        path.write_text(f"{shared}{key} = {text}\n", encoding="utf-8")
+        found.append(answer("ledger", str(path)))
+    path.write_text(shared, encoding="utf-8")
+    found.append(answer("ledger", str(path), f"--{key}", LISTS[key][2]))
+    assert found[0] == found[1] == found[2] != answer("ledger", str(path))
+
+
+def test_a_list_of_the_file_can_be_emptied(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    text = 'model = "llama-3-8b"\ngpus = 4\nzero = 1\n'
+    path.write_text(f'{text}offload = "optimizer"\n', encoding="utf-8")
+    assert answer("ledger", str(path))["memory"]["host_bytes"] > 0
+    emptied = answer("ledger", str(path), "--offload", "none")
+    assert emptied["memory"]["host_bytes"] == 0
+    for none in ("", "offload = []\n", 'offload = "none"\n'):
+        path.write_text(text + none, encoding="utf-8")
+        assert answer("ledger", str(path)) == emptied
+
+
+def test_a_file_is_looked_for_from_the_folder_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plans" / "sub").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    config = (
+        '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, '
+        '"intermediate_size": 128, "vocab_size": 1000}'
+    )
+    (tmp_path / "plans" / "sub" / "config.json").write_text(config, encoding="utf-8")
+    card = (ROOT / "examples" / "own-card.toml").read_text(encoding="utf-8")
+    (tmp_path / "plans" / "card.toml").write_text(card, encoding="utf-8")
+    path = tmp_path / "plans" / "plan.toml"
+    for at, plan in ((tmp_path / "elsewhere", "../plans/plan.toml"), (path.parent, "plan.toml"), (tmp_path, str(path))):
+        monkeypatch.chdir(at)
+        for name in ("sub/config.json", "./sub", "sub", "../plans/sub/config.json", str(path.parent / "sub")):
+            path.write_text(f'model = "{name}"\ngpu = "card.toml"\n', encoding="utf-8")
+            found = answer("ledger", plan)
+            assert (found["model"], found["accelerator"]) == ("sub", "own-card"), (at, name)
+    path.write_text('model = "absent/config.json"\n', encoding="utf-8")
+    assert str(path.parent / "absent" / "config.json") in run("ledger", str(path)).err
+
+
+def test_a_preset_is_not_looked_for_among_files(tmp_path: Path) -> None:
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text("not a config", encoding="utf-8")
+    path = tmp_path / "plan.toml"
+    path.write_text('model = "gpt2"\n', encoding="utf-8")
+    assert answer("ledger", str(path))["model"] == "gpt2"
+
+
 def test_every_key_is_a_flag_and_the_other_way_round() -> None:
     names = PlanRequest.__struct_encode_fields__
     assert [name.replace("-", "_") for name in names] == list(PlanRequest.__struct_fields__)
@@ -94,6 +156,10 @@ def test_a_plan_file_serves_every_verb_that_takes_a_model(plan: Path) -> None:
         ('recompute = "some"', 1, ("recompute is 'some'", "none or full")),
         ("offload = ['cpu']", 1, ("offload is ['cpu']", "optimizer or parameters")),
         ("pp-layout = [1, 'x']", 1, ("pp-layout is [1, 'x']", "expected `int`")),
+        ("offload = 'cpu'", 1, ("plan.toml: offload: 'cpu' is not one of optimizer, parameters, none",)),
+        ("pp-layout = '1,x'", 1, ("plan.toml: pp-layout: 'x' is not a whole number",)),
+        ("pp-layout = '6,6.5'", 1, ("plan.toml: pp-layout: '6.5' is not a whole number",)),
+        ("lora-targets = ''", 1, ("plan.toml: lora-targets: a value is empty",)),
         ("gpus = 0", 1, ("--gpus is 0",)),
         ("gpus = 1\ngpus = 2", 1, ("not valid TOML",)),
         ("gpus = ", 1, ("not valid TOML",)),

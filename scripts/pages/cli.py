@@ -22,8 +22,10 @@ In square brackets: the default. The defaults that an answer used are printed wi
 PLAN_FILES = """## PLAN files
 
 A PLAN file is TOML whose keys are the flags without their dashes. It stands where MODEL stands; flags on the command
-line go over what it says. A key that is not a flag is refused, with the nearest one. `states` shows every ZeRO stage,
-whatever `zero` says. Some are in `examples/`.
+line go over what it says (`--offload none` empties its list). A list is an array, or text with commas as the flag takes
+it. A file that it names (`model = "sub/config.json"`, a `cluster` or `gpu` of your own) is looked for from its own
+folder. A key that is not a flag is refused, with the nearest one. `states` shows every ZeRO stage, whatever `zero`
+says. Some are in `examples/`.
 
 ```toml
 model = "llama-3-70b"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 from typing import Annotated
 
@@ -89,7 +90,7 @@ def _load(path: str) -> _Ledger:
         meters = {name: _Meter(estimate=meter.estimate) for name, meter in found.memory.meters.items()}
         return _Ledger(lines=found.lines, memory=_Memory(meters=meters))
     try:
-        raw = Path(path).read_bytes()
+        raw = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); give a PLAN file or a ledger as JSON") from None
     try:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from trainledger.errors import BadInput, UnknownName
+from trainledger.errors import BadInput, UnknownName, UsageError
 from trainledger.facts.load import load_toml
+from trainledger.facts.presets import find_preset
 from trainledger.service.requests import ModelRequest, PlanRequest
+from trainledger.service.typed import items
 
 SUFFIX = ".toml"
 
@@ -27,9 +30,51 @@ def read_plan_file(path: str) -> PlanRequest:
         if key not in known:
             raise UnknownName(f"key of a PLAN file ({path})", key, known, "keys are the flags without their dashes")
     try:
-        return msgspec.convert(tables, PlanRequest)
+        tables = {key: _typed(key, value) for key, value in tables.items()}
+        return _placed(msgspec.convert(tables, PlanRequest), Path(path).parent)
+    except UsageError as error:
+        raise BadInput(f"{path}: {error}") from None
     except msgspec.ValidationError as error:
         raise BadInput(f"{path}: {_complaint(str(error), tables)}") from None
+
+
+def _typed(key: str, value: object) -> object:
+    """The value of a key; a list may be the text that the command line takes, with commas."""
+    field = next(field for field in msgspec.structs.fields(PlanRequest) if field.encode_name == key)
+    parts = [part for part in get_args(get_args(field.type)[0]) if get_origin(part) is tuple]
+    if not parts or not isinstance(value, str):
+        return value
+    if get_args(field.type)[1].extra["repeat"]:
+        return [value]
+    return list(items(key, get_args(parts[0])[0], value, get_args(field.type)[1].extra["value"]))
+
+
+def _placed(given: PlanRequest, folder: Path) -> PlanRequest:
+    """The request with the paths that it names taken from the folder of its file."""
+    found = {name: _path(getattr(given, name), folder) for name in ("cluster", "gpu")}
+    model = _path(given.model, folder)
+    if model is not None and model == given.model and find_preset(model) is None and _beside(folder, model):
+        model = str(folder / model)
+    found["model"] = model
+    return msgspec.structs.replace(given, **found)
+
+
+def _path(name: str | None, folder: Path) -> str | None:
+    """What can only be a file by its path, any other name as it is.
+
+    >>> _path("sub/config.json", Path("plans")), _path("llama-3-8b", Path("plans"))
+    ('plans/sub/config.json', 'llama-3-8b')
+    """
+    if name is None or name.startswith(("/", "~")):
+        return name
+    only_a_file = name.endswith((".json", SUFFIX)) or name.startswith(("./", "../"))
+    return str(folder / name) if only_a_file else name
+
+
+def _beside(folder: Path, name: str) -> bool:
+    """Whether a model's name is a path below the folder, or a directory in it that has a config."""
+    path = os.path.join(folder, name)
+    return os.path.exists(path) if "/" in name else os.path.isfile(os.path.join(path, "config.json"))
 
 
 def _complaint(message: str, tables: dict[str, Any]) -> str:

@@ -50,7 +50,7 @@ def item(flag: str, element: object, part: str, shown: str) -> int | str:
     if element is int:
         return whole_number(flag, part, "9,8,8,7")
     if get_origin(element) is Literal and part not in get_args(element):
-        raise UsageError(f"{flag}: {part!r} is not one of {', '.join(get_args(element))}")
+        raise UsageError(f"{flag}: {part!r} is not one of {', '.join((*get_args(element), NONE))}")
     if not part:
         raise UsageError(f"{flag}: a value is empty; write {shown}")
     return part
