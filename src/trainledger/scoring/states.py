@@ -9,11 +9,11 @@ from math import lcm
 from typing import Any, Literal
 
 from trainledger.account.states import StateAccount, state_account
-from trainledger.errors import BadInput, Refused
+from trainledger.errors import BadInput, Refused, UsageError
 from trainledger.facts.by_hand import model_from_count
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
-from trainledger.plans.plan import Plans, data_parallel_degree, make_plans
+from trainledger.plans.plan import DEGREE_LIMIT, Plans, data_parallel_degree, make_plans
 from trainledger.plans.setting import make_setting
 from trainledger.profiles import load_profile
 from trainledger.profiles.profile import CATEGORIES, Category, Instant
@@ -86,7 +86,7 @@ def predict_states(inputs: Mapping[str, str]) -> Prediction:
         return Prediction(status="predicted", reason=source.reason, states=_states(inputs, source))
     except Unsupported as reason:
         return Prediction(status="unsupported", reason=str(reason))
-    except Unclear as reason:
+    except (Unclear, UsageError) as reason:
         return Prediction(status="incomplete", reason=str(reason))
     except Refused as refusal:
         return Prediction(status="incomplete" if refusal.rule == NO_SHAPES else "unsupported", reason=str(refusal))
@@ -157,6 +157,9 @@ def _number(inputs: Mapping[str, str], column: str) -> int | None:
 def _plans(inputs: Mapping[str, str]) -> Plans:
     """The row's layout as a Plans of length one; dp from gpus where only that is stated."""
     stage = _number(inputs, "zero_stage")
+    for column in ("zero_stage", "tp", "pp", "dp", "gpus"):
+        if (_number(inputs, column) or 0) > DEGREE_LIMIT:
+            raise BadInput(f"{column} is {inputs[column]}: at most {DEGREE_LIMIT} ranks are counted")
     tp, pp = (_number(inputs, column) or 1 for column in ("tp", "pp"))
     dp, gpus = _number(inputs, "dp"), _number(inputs, "gpus")
     if stage is None:
