@@ -14,7 +14,7 @@ import pytest
 from trainledger.cli.verbs import VERBS
 from trainledger.facts import families
 from trainledger.facts.cluster import accelerator_names, cluster_names
-from trainledger.facts.families import FAMILY_FILES
+from trainledger.facts.families import FAMILY_FILES, model_types
 from trainledger.rules import RULES
 
 ROOT = Path(__file__).parent.parent
@@ -185,7 +185,8 @@ def test_a_bracket_may_cite_several_keys() -> None:
 def test_the_numbers_of_the_readme_are_counted() -> None:
     modules = [importlib.import_module(f"{families.__name__}.{file}") for file, _ in FAMILY_FILES]
     text = " ".join(text_of("README.md").split())
-    assert f"Models: {sum(len(module.FAMILIES) for module in modules)} decoder families" in text
+    count = sum(len(module.FAMILIES) for module in modules)
+    assert f"Models: {count} decoder families ({len(model_types())} values of `model_type`)" in text
     assert f"{len(accelerator_names())} accelerators and {len(cluster_names())} clusters" in text
 
 

@@ -91,7 +91,10 @@ def _measured(table: Table, row: Row) -> tuple[Decimal | None, str]:
         value, worked_out = _recomputed(table, row), row.outcomes.get("value_recomputed", "")
         if not is_formula(text):
             shown = f"is {text!r}" if text else "is blank"
-            return None, f"value_published {shown}, neither one number nor a formula such as 4 + 16/d: write what is printed"
+            return (
+                None,
+                f"value_published {shown}, neither one number nor a formula such as 4 + 16/d: write what is printed",
+            )
         if value is None:
             return None, f"value_published is {text!r} and value_recomputed is blank: write what the formula comes to"
         text, column = worked_out, "value_recomputed"

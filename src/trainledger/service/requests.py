@@ -139,7 +139,8 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
         int | None, flag("Elements of DeepSpeed's gradient bucket; auto of Hugging Face is hidden squared [5e8].", "N")
     ] = None
     offload: Annotated[
-        tuple[Offload, ...] | None, flag("What lives in host memory: optimizer, parameters, or none [none].", "WHAT,...")
+        tuple[Offload, ...] | None,
+        flag("What lives in host memory: optimizer, parameters, or none [none].", "WHAT,..."),
     ] = None
     attention: Annotated[
         Attention | None, flag("Whether attention scores are ever held in memory (eager) [flash].")
