@@ -160,6 +160,7 @@ def test_a_plan_file_serves_every_verb_that_takes_a_model(plan: Path) -> None:
         ("pp-layout = '1,x'", 1, ("plan.toml: pp-layout: 'x' is not a whole number",)),
         ("pp-layout = '6,6.5'", 1, ("plan.toml: pp-layout: '6.5' is not a whole number",)),
         ("lora-targets = ''", 1, ("plan.toml: lora-targets: a value is empty",)),
+        (f"model = '{'a/' + 'b' * 300}'", 1, ("bbb",)),
         ("gpus = 0", 1, ("--gpus is 0",)),
         ("gpus = 1\ngpus = 2", 1, ("not valid TOML",)),
         ("gpus = ", 1, ("not valid TOML",)),
@@ -195,7 +196,8 @@ def test_a_model_by_hand_is_its_config() -> None:
 @pytest.mark.parametrize(
     ("text", "count"),
     [("70B", 70 * 10**9), ("70b", 70 * 10**9), ("7.5e9", 7_500_000_000), ("1.3B", 1_300_000_000), ("124M", 124_000_000),
-     ("0.5T", 5 * 10**11), ("12", 12), ("gpt2", None), ("70 B", None), ("-7B", None), ("7e", None), ("7\u212a", None), ("\u0667", None)],
+     ("0.5T", 5 * 10**11), ("12", 12), ("gpt2", None), ("70 B", None), ("-7B", None), ("7e", None),
+     ("7\u212a", None), ("\u0667", None)],
 )  # fmt: skip
 def test_parameter_counts(text: str, count: int | None) -> None:
     assert parameter_count(text) == count

@@ -94,13 +94,13 @@ def test_what_is_offloaded_is_still_part_of_the_full_copy() -> None:
 def test_every_engine_divides_by_a_copy_on_the_card(engine: str, held: dict[int, float]) -> None:
     before = rows(model="llama-3-8b", gpus=8, engine=engine)
     after = rows(model="llama-3-8b", gpus=8, engine=engine, offload=("optimizer",))
-    for zero in held:
+    for zero, bytes_per_param in held.items():
         whole, part = before[zero], after[zero]
         assert whole.share_of_full is not None
         assert part.share_of_full is not None
         on_card = [sum(getattr(row, f"{state}_bytes") or 0 for state in states.STATES) for row in (whole, part)]
         assert part.share_of_full / whole.share_of_full == pytest.approx(on_card[1] / on_card[0])
-        assert on_card[1] == pytest.approx(held[zero] * 8_030_261_248, rel=1e-3)
+        assert on_card[1] == pytest.approx(bytes_per_param * 8_030_261_248, rel=1e-3)
 
 
 def test_deepspeeds_zero_1_sends_half_as_much_again() -> None:

@@ -52,11 +52,9 @@ def _change(change: Answer | None) -> Text:
     plan = change["plan"]
     split = degrees({**plan, "dp": plan["dp_replicate"] * plan["dp_shard"]}, ("tp", "pp", "vpp", "cp", "ep", "dp"))
     names = f"{split}, zero {plan['zero_stage']}, mbs {plan['mbs']}, recompute {change['recompute']}".removeprefix(", ")
-    return Text(
-        f"smallest change that fits: {change['knob']} from {change['before']} to {change['after']}, which makes the plan "
-        f"{names}, with {format_bytes(change['total_bytes'])}",
-        "answer",
-    )
+    turn = f"{change['knob']} from {change['before']} to {change['after']}"
+    total = format_bytes(change["total_bytes"])
+    return Text(f"smallest change that fits: {turn}, which makes the plan {names}, with {total}", "answer")
 
 
 def _fixed(answer: Answer) -> Document:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 import re
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -73,8 +72,11 @@ def _path(name: str | None, folder: Path) -> str | None:
 
 def _beside(folder: Path, name: str) -> bool:
     """Whether a model's name is a path below the folder, or a directory in it that has a config."""
-    path = os.path.join(folder, name)
-    return os.path.exists(path) if "/" in name else os.path.isfile(os.path.join(path, "config.json"))
+    path = folder / name
+    try:
+        return path.exists() if "/" in name else (path / "config.json").is_file()
+    except OSError:
+        return False
 
 
 def _complaint(message: str, tables: dict[str, Any]) -> str:

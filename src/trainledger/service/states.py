@@ -42,7 +42,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Each state at its own largest instant; total_bytes is the largest instant, so it may be below their sum.
     share_of_full   weights, gradients and optimizer state over those of one unsharded copy
     wire_bytes      what data parallelism sends per optimizer step and rank of the pipeline stage that sends most, which
-                    need not be pp_stage; other axes are not in it (`ledger` has them); traffic_vs_ddp is over zero_stage 0's
+                    need not be pp_stage; other axes are not in it (`ledger` has them)
+    traffic_vs_ddp  wire_bytes over that of zero_stage 0
     refused         the rule that this zero_stage breaks; every figure is then null
     """
 
