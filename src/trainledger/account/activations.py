@@ -29,8 +29,8 @@ class _Tokens:
     def __init__(self, setting: Setting, plans: Plans) -> None:
         self.plans = plans
         self.seq = setting.workload.seq
-        self.count = ceil_div(self.seq, plans.cp) * plans.mbs
-        sharded = np.where(plans.sp == 1, plans.tp, 1)
+        self.count = plans.tokens(self.seq)
+        sharded = plans.sp_ranks
         # Megatron saves the local slice of a linear's input and gathers it again; DTensor keeps the gathered one
         self.input_over = sharded if setting.profile.traffic.tp_style == "megatron" else np.ones_like(sharded)
         self.norm_over = sharded

@@ -153,8 +153,9 @@ def _gathered(side: _Side, held: IntArray) -> Collective:
 def _final_unit(side: _Side) -> BoolArray:
     """What follows the last block, and a tied embedding with it: kept gathered. [torchtitan: fsdp.py 238-266]"""
     slots = side.own.table.slots
-    kept = slots == side.own.table.num_slots - 3
-    return kept | (slots == 0) if side.setting.model.tied else kept
+    at = side.own.table.at
+    kept = slots == at.final
+    return kept | (slots == at.embedding) if side.setting.model.tied else kept
 
 
 def _gathered_bytes(side: _Side, gathered: str, cut: Cut) -> IntArray:

@@ -27,14 +27,15 @@ class _Step:
         self.model = self.setting.model
         self.rules = self.setting.profile.traffic
         self.dtype = self.setting.recipe.activation
-        self.tokens = ceil_div(self.setting.workload.seq, own.plans.cp) * own.plans.mbs
+        self.tokens = own.plans.tokens(self.setting.workload.seq)
         self.batches = own.plans.num_microbatches[:, None]
         self.recompute = int(self.setting.scenario.recompute == "full")
         self.layers = [block for _, block in inventory.layers]
         self.blocks = own.counts[:, :, [slot for slot, _ in inventory.layers]]
         self.losses = inventory.losses(own.counts)
-        self.first = (own.counts[:, :, 0] > 0).astype(np.int64)
-        self.last = (own.counts[:, :, len(self.model.blocks) + 1] > 0).astype(np.int64)
+        at = own.table.at
+        self.first = (own.counts[:, :, at.embedding] > 0).astype(np.int64)
+        self.last = (own.counts[:, :, at.final] > 0).astype(np.int64)
         self.occupied = (own.counts.sum(axis=2) > 0).astype(np.int64)
 
     def hidden_bytes(self) -> IntArray:
@@ -159,7 +160,7 @@ def _attention_bytes(step: _Step) -> tuple[IntArray, IntArray, IntArray]:
 def _experts(step: _Step) -> Iterator[Collective]:
     """Per MoE layer and micro-batch: dispatch and combine, forward and backward, balanced routing. [megatron-moe]"""
     plans = step.plans
-    split = np.where(plans.sp == 1, plans.tp, 1)
+    split = plans.sp_ranks
     layers = np.zeros_like(step.own.pp_stage)
     size = np.zeros_like(layers)
     for index, block in enumerate(step.layers):
@@ -187,7 +188,7 @@ def _pipeline(step: _Step) -> Iterator[Collective]:
     plans, pp = step.plans, step.plans.pp
     if not (pp > 1).any():
         return
-    split = np.where(plans.sp == 1, plans.tp, 1)
+    split = plans.sp_ranks
     size = bytes_of(ceil_div(step.tokens * step.model.hidden_size, split), step.dtype)[:, None]
     chunks, wraps = plans.vpp[:, None] * step.batches, (plans.vpp - 1)[:, None] * step.batches
     inner = step.occupied
@@ -201,7 +202,7 @@ def _pipeline(step: _Step) -> Iterator[Collective]:
 def _shared_weights(step: _Step) -> Iterator[Collective]:
     """The gradient of an embedding that both ends of the pipeline hold is summed once per step. [megatron-finalize]"""
     table = step.own.table
-    copies = table.slots == table.num_slots - 2
+    copies = table.slots == table.at.copy
     if not copies.any() or not table.trainable[copies].any():
         return
     grad = step.setting.dtype("grad")

@@ -9,6 +9,7 @@ import numpy as np
 from trainledger.arrays import IntArray
 from trainledger.facts.model import Block
 from trainledger.inventory.buffers import Buffer, buffers
+from trainledger.inventory.slots import slots_of
 from trainledger.inventory.stages import StageTable, stage_table
 from trainledger.inventory.tensors import TensorTable, tensor_table
 from trainledger.plans.plan import Plans
@@ -38,13 +39,13 @@ class Inventory:
         model = self.setting.model
         kinds = list(enumerate(model.blocks, start=1))
         if model.mtp is not None and self.setting.workload.mtp:
-            kinds.append((len(model.blocks) + 3, model.mtp))
+            kinds.append((slots_of(model).mtp, model.mtp))
         return tuple(kinds)
 
     def losses(self, counts: IntArray) -> IntArray:
         """[plans, rows]: output layers and losses: one on the last stage, and one a multi-token-prediction depth."""
-        final = len(self.setting.model.blocks) + 1
-        return counts[:, :, final] + counts[:, :, final + 2]
+        at = slots_of(self.setting.model)
+        return counts[:, :, at.final] + counts[:, :, at.mtp]
 
     def stages(self, pp: int, vpp: int) -> StageTable:
         """The distinct pipeline stages of one (pp, vpp)."""
@@ -72,9 +73,9 @@ class Inventory:
         pairs, inverse = plans.distinct(("pp", "vpp"))
         tables = [self.stages(int(pp), int(vpp)) for pp, vpp in zip(pairs.pp, pairs.vpp, strict=True)]
         depth = max(len(table.pp_stage) for table in tables)
-        counts = np.zeros((len(tables), depth, self.table.num_slots), dtype=np.int64)
-        stage = np.zeros((len(tables), depth), dtype=np.int64)
+        counts = np.zeros((len(tables), depth, self.table.at.count), dtype=np.int64)
+        pp_stage = np.zeros((len(tables), depth), dtype=np.int64)
         for index, table in enumerate(tables):
             counts[index, : len(table.pp_stage)] = table.counts
-            stage[index, : len(table.pp_stage)] = table.pp_stage
-        return counts[inverse], stage[inverse]
+            pp_stage[index, : len(table.pp_stage)] = table.pp_stage
+        return counts[inverse], pp_stage[inverse]

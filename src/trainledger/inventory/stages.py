@@ -20,14 +20,12 @@ from trainledger.plans.split import layers_per_chunk
 class StageTable:
     """Rows are distinct stages.
 
-    counts     [rows, slots]: how often the stage holds each slot of the TensorTable
+    counts     [rows, slots]: how often the stage holds each slot, in the order of slots.py
     pp_stage   [rows]: the first stage of this kind
-    last       [rows]: holds the output layer
     """
 
     counts: IntArray
     pp_stage: IntArray
-    last: IntArray
 
 
 def stage_table(
@@ -56,4 +54,4 @@ def stage_table(
     ).astype(np.int64)
     rows, index = np.unique(counts, axis=0, return_index=True)
     order = np.argsort(index)
-    return StageTable(counts=rows[order], pp_stage=index[order].astype(np.int64), last=last[index[order]])
+    return StageTable(counts=rows[order], pp_stage=index[order].astype(np.int64))

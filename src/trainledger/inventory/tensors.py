@@ -1,8 +1,6 @@
 """The tensors of a model as arrays: one row per distinct tensor, never per layer.
 
-A row belongs to a slot: 0 is the embedding, 1..B the distinct blocks, B+1 what follows the last block, B+2 the copy
-of the embedding that the last pipeline stage keeps (tied, or under multi-token prediction), B+3 one multi-token-
-prediction depth.
+A row belongs to a slot: the embedding, a distinct block, what follows the last one ... (slots.py).
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from trainledger.arrays import IntArray, ceil_div, round_up
 from trainledger.errors import BadInput
 from trainledger.facts.model import Block, Model, Tensor
 from trainledger.facts.workload import Workload
+from trainledger.inventory.slots import Slots, slots_of
 from trainledger.plans import partition
 from trainledger.plans.plan import Plans
 from trainledger.profiles.profile import Profile
@@ -51,7 +50,7 @@ class TensorTable:
     quantised: BoolArray
     vocab: BoolArray
     shared: BoolArray
-    num_slots: int
+    at: Slots
     starts: IntArray
     filled: IntArray
 
@@ -105,8 +104,9 @@ def tensor_table(model: Model, workload: Workload) -> TensorTable:
     adapters = np.array([adapter for _, _, adapter in entries])
     slots = np.array([slot for slot, _, _ in entries], dtype=np.int64)
     starts = np.flatnonzero(np.diff(slots, prepend=-1))
-    copied = slots == len(model.blocks) + 2
-    embedding = (slots == 0) & np.array([t.role == "embedding" for t in tensors])
+    at = slots_of(model)
+    copied = slots == at.copy
+    embedding = (slots == at.embedding) & np.array([t.role == "embedding" for t in tensors])
     return TensorTable(
         names=tuple(t.name for t in tensors),
         slots=slots,
@@ -121,7 +121,7 @@ def tensor_table(model: Model, workload: Workload) -> TensorTable:
         quantised=linear & ~adapters & workload.qlora,
         vocab=np.array([t.role in ("embedding", "head") and t.tp_dim == 0 for t in tensors]),
         shared=copied | (embedding & copied.any()),
-        num_slots=len(model.blocks) + 4,
+        at=at,
         starts=starts,
         filled=slots[starts],
     )
@@ -129,16 +129,16 @@ def tensor_table(model: Model, workload: Workload) -> TensorTable:
 
 def _entries(model: Model, workload: Workload) -> Iterator[tuple[int, Tensor, bool]]:
     """(slot, tensor, is an adapter) with complete names, adapters after the layer they adapt."""
-    blocks = len(model.blocks)
-    yield from ((0, tensor, False) for tensor in model.embedding)
-    for index, block in enumerate(model.blocks):
-        yield from _block_entries(index + 1, model.layer_prefix.replace("{i}", _span(block.layers)), block, workload)
-    yield from ((blocks + 1, tensor, False) for tensor in model.final)
+    at = slots_of(model)
+    yield from ((at.embedding, tensor, False) for tensor in model.embedding)
+    for slot, block in enumerate(model.blocks, start=1):
+        yield from _block_entries(slot, model.layer_prefix.replace("{i}", _span(block.layers)), block, workload)
+    yield from ((at.final, tensor, False) for tensor in model.final)
     if model.tied or (model.mtp is not None and workload.mtp):
         word = next(t for t in model.embedding if t.role == "embedding")
-        yield blocks + 2, word, False
+        yield at.copy, word, False
     if model.mtp is not None and workload.mtp:
-        yield from _block_entries(blocks + 3, "mtp.", model.mtp, workload)
+        yield from _block_entries(at.mtp, "mtp.", model.mtp, workload)
 
 
 def _block_entries(slot: int, prefix: str, block: Block, workload: Workload) -> Iterator[tuple[int, Tensor, bool]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import numpy as np
 
-from trainledger.arrays import IntArray
+from trainledger.arrays import IntArray, ceil_div
 from trainledger.errors import BadInput, UsageError
 
 DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "dp_shard")
@@ -84,6 +84,15 @@ class Plans:
     def gpus(self) -> IntArray:
         """Ranks of the whole job."""
         return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def sp_ranks(self) -> IntArray:
+        """Ranks over which sequence parallelism cuts tokens outside the tensor-parallel layers: tp, or 1 without it."""
+        return np.where(self.sp == 1, self.tp, 1)
+
+    def tokens(self, seq: int) -> IntArray:
+        """Tokens of one micro-batch on one rank, which has 1 / cp of each sequence."""
+        return ceil_div(seq, self.cp) * self.mbs
 
     def take(self, rows: IntArray | slice) -> Plans:
         """The named rows as Plans."""

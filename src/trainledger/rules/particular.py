@@ -9,7 +9,7 @@ import numpy as np
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.facts.model import Tensor
 from trainledger.plans import partition, sharding
-from trainledger.plans.plan import Plans
+from trainledger.plans.plan import Plans, make_plans
 from trainledger.plans.setting import Setting
 from trainledger.rules.rule import Mask, Rule
 
@@ -121,14 +121,14 @@ def _te_dims(setting: Setting, plans: Plans) -> Mask | bool:
     recipe = setting.precision
     if recipe is None or not recipe.fp8:
         return False
-    tokens = ceil_div(setting.workload.seq, plans.cp) * plans.mbs
+    tokens = plans.tokens(setting.workload.seq)
     return (tokens % recipe.gemm_multiple != 0) | _off_multiple(setting, plans, recipe.gemm_multiple)
 
 
 def _te_dims_sentence(setting: Setting, row: dict[str, int]) -> str:
     multiple = setting.recipe.gemm_multiple
-    plans = Plans(**{name: np.array([value]) for name, value in row.items()})
-    tokens = -(-setting.workload.seq // row["cp"]) * row["mbs"]
+    plans = make_plans(row)
+    tokens = int(plans.tokens(setting.workload.seq)[0])
     need = f"--precision {setting.scenario.precision} multiplies matrices whose sizes are multiples of {multiple}"
     for tensor in _linears(setting):
         rows, columns = (int(size[0]) for size in _local(tensor, plans))
