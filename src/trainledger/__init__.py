@@ -15,17 +15,32 @@ if TYPE_CHECKING:
     from trainledger.facts.model import Model
     from trainledger.facts.model_load import load_model
     from trainledger.lines import Line
+    from trainledger.service.api import ledger, plan, states
 
 __version__ = "0.1.0"
 
-__all__ = ["Line", "Model", "TrainledgerError", "__version__", "from_module", "load_model", "zero_mem"]
+__all__ = [
+    "Line",
+    "Model",
+    "TrainledgerError",
+    "__version__",
+    "from_module",
+    "ledger",
+    "load_model",
+    "plan",
+    "states",
+    "zero_mem",
+]
 
 _HOME = {
     "Line": "trainledger.lines",
     "Model": "trainledger.facts.model",
     "TrainledgerError": "trainledger.errors",
     "from_module": "trainledger.facts.by_hand",
+    "ledger": "trainledger.service.api",
     "load_model": "trainledger.facts.model_load",
+    "plan": "trainledger.service.api",
+    "states": "trainledger.service.api",
     "zero_mem": "trainledger.account.rules_of_thumb",
 }
 

@@ -148,7 +148,7 @@ class Run:
 def resolve(request: RunRequest, *, model: Model | None = None) -> Run:
     """Look everything up, derive the data-parallel degrees, and apply the defaults.
 
-    `model` spares finding it again when many requests differ in a number. Rules are not asked yet.
+    `model` stands in place of the one that the request names. Rules are not asked yet.
     """
     request = overlay(request)
     model = model if model is not None else find_model(request)

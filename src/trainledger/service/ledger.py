@@ -11,6 +11,7 @@ from trainledger.account.ledger import Entry, Moved, entry
 from trainledger.account.peak import by_basis
 from trainledger.errors import BadInput, UsageError
 from trainledger.facts.cite import reference
+from trainledger.facts.model import Model
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import Basis, Line
 from trainledger.plans.plan import Plans
@@ -151,9 +152,9 @@ def run(request: Request) -> Response | Explanation | Sweep:
     return response if request.explain is None else _explain(response, request.explain)
 
 
-def account(request: PlanRequest) -> Response:
-    """The account of one plan."""
-    run, plans, inventory = prepared(request)
+def account(request: PlanRequest, *, model: Model | None = None) -> Response:
+    """The account of one plan; `model` in place of the one that the request names."""
+    run, plans, inventory = prepared(request, model=model)
     found = entry(inventory, plans)
     setting = run.setting
     return Response(

@@ -9,6 +9,7 @@ import msgspec
 
 import trainledger
 from trainledger.errors import UsageError
+from trainledger.facts.model import Model
 from trainledger.search.change import Change
 from trainledger.search.search import DOES_NOT_FIT, STATES_DO_NOT_FIT, Candidate, SearchResult, run_search
 from trainledger.service.common import Note, Run, notes, resolve
@@ -78,13 +79,13 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
         return 0 if self.plans else 3
 
 
-def run(request: Request) -> Response:
-    """Search, and say what was tried."""
+def run(request: Request, *, model: Model | None = None) -> Response:
+    """Search, and say what was tried; `model` in place of the one that the request names."""
     start = time.perf_counter()
     request = overlay(request)
     _check(request)
     between("top", request.top, 1, MOST_TOP)
-    run = resolve(request)
+    run = resolve(request, model=model)
     fixed = _fixed(request, run)
     result = run_search(
         run.setting,

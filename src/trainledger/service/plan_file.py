@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import TypeVar
 
 import msgspec
 
-from trainledger.errors import BadInput, UnknownName, UsageError
+from trainledger.errors import BadInput, UnknownName
 from trainledger.facts.load import load_toml
 from trainledger.facts.presets import find_preset
 from trainledger.service.requests import ModelRequest, PlanRequest
-from trainledger.service.typed import items
+from trainledger.service.typed import request_from
 
 SUFFIX = ".toml"
 
 Request = TypeVar("Request", bound=ModelRequest)
-
-_AT = re.compile(r" - at `\$\.?(.*)`$")
 
 
 def read_plan_file(path: str) -> PlanRequest:
@@ -28,24 +25,7 @@ def read_plan_file(path: str) -> PlanRequest:
     for key in tables:
         if key not in known:
             raise UnknownName(f"key of a PLAN file ({path})", key, known, "keys are the flags without their dashes")
-    try:
-        tables = {key: _typed(key, value) for key, value in tables.items()}
-        return _placed(msgspec.convert(tables, PlanRequest), Path(path).parent)
-    except UsageError as error:
-        raise BadInput(f"{path}: {error}") from None
-    except msgspec.ValidationError as error:
-        raise BadInput(f"{path}: {_complaint(str(error), tables)}") from None
-
-
-def _typed(key: str, value: object) -> object:
-    """The value of a key; a list may be the text that the command line takes, with commas."""
-    field = next(field for field in msgspec.structs.fields(PlanRequest) if field.encode_name == key)
-    parts = [part for part in get_args(get_args(field.type)[0]) if get_origin(part) is tuple]
-    if not parts or not isinstance(value, str):
-        return value
-    if get_args(field.type)[1].extra["repeat"]:
-        return [value]
-    return list(items(key, get_args(parts[0])[0], value, get_args(field.type)[1].extra["value"]))
+    return _placed(request_from(PlanRequest, tables, path), Path(path).parent)
 
 
 def _placed(given: PlanRequest, folder: Path) -> PlanRequest:
@@ -77,32 +57,6 @@ def _beside(folder: Path, name: str) -> bool:
         return path.exists() if "/" in name else (path / "config.json").is_file()
     except OSError:
         return False
-
-
-def _complaint(message: str, tables: dict[str, Any]) -> str:
-    """The message of msgspec with the key in front, the value that was seen, and the words that would do.
-
-    >>> _complaint("Expected `int | null`, got `str` - at `$.gpus`", {"gpus": "many"})
-    "gpus is 'many': expected `int`, got `str`"
-    >>> _complaint("Invalid enum value 'cpu' - at `$.offload[0]`", {"offload": ["cpu"]})
-    "offload is ['cpu']: invalid enum value 'cpu'; write optimizer or parameters"
-    """
-    where = _AT.search(message)
-    key = where[1].partition("[")[0] if where else ""
-    text = _AT.sub("", message).replace(" | null", "")
-    words = " or ".join(_choices(key)) if text.startswith("Invalid enum") else ""
-    return f"{key} is {tables.get(key)!r}: {text[0].lower()}{text[1:]}{f'; write {words}' if words else ''}"
-
-
-def _choices(key: str) -> tuple[str, ...]:
-    """The words that a key may be, or its items."""
-    hints = [field.type for field in msgspec.structs.fields(PlanRequest) if field.encode_name == key]
-    while hints:
-        hint = hints.pop()
-        if get_origin(hint) is Literal:
-            return get_args(hint)
-        hints += [part for part in get_args(hint) if get_args(part)]
-    return ()
 
 
 def overlay(request: Request) -> Request:

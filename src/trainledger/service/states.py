@@ -14,6 +14,7 @@ from trainledger.account.peak import by_basis, peak_of, total_bytes
 from trainledger.account.states import state_account
 from trainledger.account.traffic import wire_totals
 from trainledger.errors import Refused
+from trainledger.facts.model import Model
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import BASES, Basis
 from trainledger.plans.plan import DEGREE_LIMIT, Plans, Scenario, make_plans, num_microbatches
@@ -108,9 +109,9 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
         return 3 if self.usable_bytes is not None and not any(row.fits for row in self.rows) else 0
 
 
-def run(request: Request) -> Response:
-    """The states of every zero_stage of the engine."""
-    run = resolve(request)
+def run(request: Request, *, model: Model | None = None) -> Response:
+    """The states of every zero_stage of the engine; `model` in place of the one that the request names."""
+    run = resolve(request, model=model)
     setting = run.setting
     stages = setting.profile.zero_stages
     refused = _refusals(run, stages)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from trainledger.errors import UsageError
+import msgspec
+
+from trainledger.errors import BadInput, UsageError
+
+Request = TypeVar("Request", bound=msgspec.Struct)
 
 NONE = "none"
 """Stands for an empty list where a flag takes words from a choice."""
@@ -13,6 +17,7 @@ NONE = "none"
 MOST_DIGITS = 100
 """No count has more; a longer one would take time to read."""
 
+_AT = re.compile(r" - at `\$\.?(.*)`$")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
@@ -54,3 +59,55 @@ def item(flag: str, element: object, part: str, shown: str) -> int | str:
     if not part:
         raise UsageError(f"{flag}: a value is empty; write {shown}")
     return part
+
+
+def request_from(kind: type[Request], values: dict[str, Any], where: str) -> Request:
+    """A Request from values by flag, without its dashes; a wrong type is refused with what fits.
+
+    A list may be the text that the command line takes, with commas.
+    """
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    try:
+        return msgspec.convert({key: _listed(fields[key], value) for key, value in values.items()}, kind)
+    except UsageError as error:
+        raise BadInput(f"{where}: {error}") from None
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{where}: {_complaint(str(error), values, kind)}") from None
+
+
+def _listed(field: msgspec.structs.FieldInfo, value: object) -> object:
+    """The value of a field; where that is a list, text is taken apart."""
+    hint, meta = get_args(field.type)
+    parts = [part for part in get_args(hint) if get_origin(part) is tuple]
+    if not parts or not isinstance(value, str):
+        return value
+    if meta.extra["repeat"]:
+        return [value]
+    return list(items(field.encode_name, get_args(parts[0])[0], value, meta.extra["value"]))
+
+
+def _complaint(message: str, values: dict[str, Any], kind: type[msgspec.Struct]) -> str:
+    """The message of msgspec with the flag in front, the value that was seen, and the words that would do.
+
+    >>> from trainledger.service.requests import RunRequest
+    >>> _complaint("Expected `int | null`, got `str` - at `$.gpus`", {"gpus": "many"}, RunRequest)
+    "gpus is 'many': expected `int`, got `str`"
+    >>> _complaint("Invalid enum value 'cpu' - at `$.offload[0]`", {"offload": ["cpu"]}, RunRequest)
+    "offload is ['cpu']: invalid enum value 'cpu'; write optimizer or parameters"
+    """
+    where = _AT.search(message)
+    key = where[1].partition("[")[0] if where else ""
+    text = _AT.sub("", message).replace(" | null", "")
+    words = " or ".join(_choices(key, kind)) if text.startswith("Invalid enum") else ""
+    return f"{key} is {values.get(key)!r}: {text[0].lower()}{text[1:]}{f'; write {words}' if words else ''}"
+
+
+def _choices(key: str, kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The words that a flag may be, or its items."""
+    hints = [field.type for field in msgspec.structs.fields(kind) if field.encode_name == key]
+    while hints:
+        hint = hints.pop()
+        if get_origin(hint) is Literal:
+            return get_args(hint)
+        hints += [part for part in get_args(hint) if get_args(part)]
+    return ()
