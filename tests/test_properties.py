@@ -165,6 +165,8 @@ def test_states_never_grow_with_the_ranks_that_share_them(model: Model, row: dic
         for few, many in zip(legal(setting, [row]), legal(setting, wide), strict=False):
             first, second = (state_account(Inventory(setting), as_plans([plan])) for plan in (few, many))
             for key, amount in second.held.items():
+                if key[0] == "buffers" and few["zero_stage"] == 0:
+                    continue  # nothing is divided, and DDP's buckets come with the second rank
                 growth = int(amount.max()) - int(first.held[key].max())
                 assert growth <= _padding(setting, many)
 
@@ -216,10 +218,12 @@ def test_the_largest_models_do_not_overflow(engine: str, shards: int) -> None:
     """2**62 bytes at 64 bytes an element are the limit that a model is checked against."""
     model = model_by_hand(hidden=1 << 22, layers=400, heads=8, ffn=1 << 23, vocab=1 << 20, name="huge")
     assert 2**55 < model.total_params < 2**56
-    found = held(setting_of(model, engine=engine), dp_shard=shards, zero_stage=0)
+    optimizer = "adamw-fused" if engine == "pytorch" else "adamw"
+    found = held(setting_of(model, engine=engine, optimizer=optimizer), dp_shard=shards, zero_stage=0)
+    buckets = 4 if engine == "pytorch" and shards > 1 else 0
     exact = {"paper": 16, "pytorch": 16, "torchtitan": 16, "megatron": 18}
     if engine in exact:
-        assert found.at("step") == exact[engine] * model.total_params
+        assert found.at("step") == (exact[engine] + buckets) * model.total_params
     for zero_stage in (1, 2, 3):
         if zero_stage == 1 and engine == "torchtitan":
             continue

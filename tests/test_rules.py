@@ -125,7 +125,7 @@ CASES: dict[str, Case] = {
         COUNT,
     ),
     "heads-divisible-by-tp": Case({"tp": 8}, {"tp": 3}, ("tp=3", "8", "1, 2, 4, 8")),
-    "width-divisible-by-tp": Case({"tp": 4}, {"tp": 64}, ("tp=64", "96", "1, 2, 3")),
+    "width-divisible-by-tp": Case({"tp": 4}, {"tp": 64}, ("tp=64", "96", "1, 2, 4, 8")),
     "ep-needs-experts": Case({"ep": 1}, {"ep": 2, "dp_shard": 2}, ("ep=2", "dense", "set ep to 1")),
     "experts-divisible-by-ep": Case({"ep": 4}, {"ep": 3}, ("ep=3", "8 routed experts", "1, 2, 4, 8"), routed()),
     "expert-width-divisible-by-etp": Case({"etp": 2}, {"etp": 64}, ("etp=64", "96"), routed()),

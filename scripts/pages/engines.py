@@ -70,6 +70,7 @@ def _conditions(row: StateRow) -> str:
         f"not {', '.join(row.not_optimizer)}" if row.not_optimizer else "",
         f"pp {row.pp}" if row.pp else "",
         "several micro-batches" if row.only_accumulating else "",
+        "several ranks" if row.only_shared else "",
         f"{row.offload} offloaded" if row.offload else "",
         f"{row.not_offload} not offloaded" if row.not_offload else "",
         "" if row.non_tn is None else f"FP8 GEMMs {'in every layout' if row.non_tn else 'in one layout'}",

@@ -190,7 +190,7 @@ def on_host(buffer: Buffer, offload: tuple[tuple[Category, ...], ...]) -> bool:
 def standing(own: Shares, buffer: Buffer) -> tuple[BoolArray, bool]:
     """([plans] where a buffer exists, whether anywhere)."""
     row = buffer.row
-    key = (row.zero, row.pp, row.only_accumulating)
+    key = (row.zero, row.pp, row.only_accumulating, row.only_shared)
     if key not in own.masks:
         mask = plan_mask(own.plans, buffer)
         own.masks[key] = mask, bool(mask.any())
@@ -205,6 +205,8 @@ def plan_mask(plans: Plans, buffer: Buffer) -> BoolArray:
         exists = exists & ((plans.pp > 1) == (row.pp == ">1"))
     if row.only_accumulating:
         exists = exists & (plans.num_microbatches > 1)
+    if row.only_shared:
+        exists = exists & (plans.dp * plans.cp > 1)
     return exists
 
 

@@ -69,7 +69,7 @@ def display(path: Path) -> str:
 def load_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; a file that is missing, not UTF-8, or not TOML (duplicate keys too) is refused."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise BadInput(f"{display(path)}: there is no such file; check the path") from None
     except OSError as error:

@@ -22,6 +22,17 @@ PROFILES: dict[str, tuple[str, ...]] = {
 """Files of each engine, newest first; the first is used when no release is given."""
 
 
+ALIASES = {
+    "ddp": "pytorch",
+    "fsdp": "pytorch",
+    "fsdp2": "pytorch",
+    "megatron-core": "megatron",
+    "megatron-lm": "megatron",
+    "mcore": "megatron",
+}
+"""Other names of engines; FSDP2 and DDP are zero_stages of one PyTorch profile."""
+
+
 def engine_names() -> tuple[str, ...]:
     """Engines that have a profile, sorted."""
     return tuple(sorted(PROFILES))
@@ -33,6 +44,7 @@ def load_profile(engine: str, framework_version: str = "") -> Profile:
 
     Raises UnknownName for an engine without a profile and BadInput for a release that no file covers.
     """
+    engine = ALIASES.get(engine, engine)
     if engine not in PROFILES:
         raise UnknownName("engine", engine, PROFILES)
     candidates = [read_profile(engine, name) for name in PROFILES[engine]]

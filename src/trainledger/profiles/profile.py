@@ -43,6 +43,7 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     copies        how many such buffers are alive at once
     alive         the instants; with `accumulates` also at the loss of every micro-batch but the first
     only_accumulating   exists only with more than one micro-batch per step
+    only_shared         exists only where several ranks average gradients
     grad, same_grad, precision, not_optimizer, pp, offload, non_tn   conditions: gradient dtypes, whether gradients
                   are kept in the dtype of the weights, recipes, optimizers that lack it, "1" or ">1" pipeline stages,
                   what is offloaded (not_offload: what must not be), and whether the card multiplies FP8 matrices in
@@ -65,6 +66,7 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     alive: tuple[Instant, ...] = INSTANTS
     accumulates: bool = False
     only_accumulating: bool = False
+    only_shared: bool = False
     grad: tuple[str, ...] = ()
     same_grad: bool | None = None
     not_optimizer: tuple[str, ...] = ()

@@ -8,10 +8,12 @@ import numpy as np
 
 from trainledger.arrays import IntArray, divisors, ints
 from trainledger.facts.model import Attention, Model, Moe
-from trainledger.plans.plan import Plans
+from trainledger.plans.plan import Plans, make_plans
 from trainledger.plans.setting import Setting
 from trainledger.rules.rule import Mask, Rule
 
+MOST_TP = 64
+"""The largest degree of tensor parallelism that a sentence offers: beyond it no scale-up domain reaches today."""
 MEGATRON_CONFIG = "Megatron-Core transformer_config.py at d98e8a6"
 
 
@@ -58,21 +60,25 @@ def _heads(setting: Setting, plans: Plans) -> Mask:
     return broken
 
 
+def _legal_tp(setting: Setting) -> str:
+    """Degrees of tensor parallelism that both heads and widths allow, for the "use one of" of a sentence."""
+    degrees = make_plans({"tp": np.arange(1, MOST_TP + 1)})
+    legal = ~(_heads(setting, degrees) | _widths_broken(setting, degrees))
+    return ", ".join(map(str, degrees.tp[legal].tolist()))
+
+
 def _heads_sentence(setting: Setting, row: dict[str, int]) -> str:
     tp = row["tp"]
     attention = next(a for a in _attentions(setting.model) if _uneven_heads(setting, a, ints(tp)).any())
     if attention.heads % tp:
         heads = attention.heads
-        return (
-            f"tp={tp} does not divide the model's {heads} attention heads (remainder {heads % tp}); "
-            f"use one of {choices(heads)}"
-        )
-    kv_heads = attention.kv_heads
-    if setting.profile.kv_replication:
-        rule = "must divide them or be a multiple of them"
+        rule = f"tp={tp} does not divide the model's {heads} attention heads (remainder {heads % tp})"
+    elif setting.profile.kv_replication:
+        rule = f"tp={tp} and {attention.kv_heads} KV heads: tp must divide them or be a multiple of them"
     else:
-        rule = f"must divide them, for {setting.profile.framework} does not copy KV heads"
-    return f"tp={tp} and {kv_heads} KV heads: tp {rule}; use one of {choices(kv_heads)}"
+        framework = setting.profile.framework
+        rule = f"tp={tp} and {attention.kv_heads} KV heads: tp must divide them, for {framework} does not copy KV heads"
+    return f"{rule}; use one of {_legal_tp(setting)}"
 
 
 def _widths(model: Model) -> dict[str, int]:
@@ -94,7 +100,7 @@ def _widths_broken(setting: Setting, plans: Plans) -> Mask:
 def _widths_sentence(setting: Setting, row: dict[str, int]) -> str:
     what, width = next((k, v) for k, v in _widths(setting.model).items() if v % row["tp"])
     rest = width % row["tp"]
-    return f"tp={row['tp']} does not divide {what}, {width} (remainder {rest}); use one of {choices(width)}"
+    return f"tp={row['tp']} does not divide {what}, {width} (remainder {rest}); use one of {_legal_tp(setting)}"
 
 
 def _experts(setting: Setting, plans: Plans) -> Mask:
