@@ -138,7 +138,7 @@ def test_by_size(figures: ModuleType, page: str) -> None:
     data = figures.layout_data_traffic()
     assert data[3] / data[1] == pytest.approx(1.5 * 16)
     said = section(page, "Which parallelism for which size")
-    assert "runs stages 0 and 1 only" in said
+    assert "runs --zero 0 and 1 only" in said
     assert "| llama-2-7b | 8 | 110.2 | **39.5** | **27.7** | **15.9** |" in said
 
 

@@ -37,5 +37,6 @@ def layout_fault(num_layers: int, chunks: int, layout: tuple[int, ...]) -> str:
     """What is wrong with a layout that does not add up, in words."""
     return (
         f"--pp-layout {','.join(map(str, layout))} has {len(layout)} stages and {sum(layout)} layers; "
-        f"the plan has pp x vpp = {chunks} stages and the model {num_layers} layers"
+        f"the plan has pp x vpp = {chunks} stages and the model {num_layers} layers; give {chunks} numbers, not "
+        f"negative, that add up to {num_layers}"
     )

@@ -91,6 +91,17 @@ def _bucket(setting: Setting, plans: Plans) -> bool:
     return size < 0 or (size > 0 and not setting.profile.traffic.bucket_elements)
 
 
+def _bucket_sentence(setting: Setting, row: dict[str, int]) -> str:
+    size = setting.scenario.reduce_bucket
+    if size < 0:
+        return f"--reduce-bucket is {size}: a bucket has at least 1 element; write a larger number, or leave it out"
+    have = ", ".join(name for name in engine_names() if load_profile(name).traffic.bucket_elements)
+    return (
+        f"--reduce-bucket {size}: {setting.profile.name} has no bucket of a fixed size; leave it out, "
+        f"or use --engine with one of {have}"
+    )
+
+
 def _offload(setting: Setting, plans: Plans) -> bool:
     return bool(set(setting.scenario.offload) - set(setting.profile.offload))
 
@@ -245,10 +256,7 @@ RULES: tuple[Rule, ...] = (
         scope="engine",
         source="the engine's profile",
         broken=_bucket,
-        sentence=lambda setting, row: (
-            f"--reduce-bucket {setting.scenario.reduce_bucket}: it is a positive number of elements, and of DeepSpeed "
-            f"only; {setting.profile.name} has no such bucket or needs a larger number; leave it out"
-        ),
+        sentence=_bucket_sentence,
     ),
     Rule(
         id="engine-sp",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainledger.plans.plan import Plans
+from trainledger.facts.model import Attention
+from trainledger.plans import sharding
+from trainledger.plans.plan import Plans, make_plans
 from trainledger.plans.setting import Setting
 from trainledger.plans.split import layout_fault
 from trainledger.rules.rule import Mask, Rule
-from trainledger.rules.shape import choices
+from trainledger.rules.shape import attentions, choices
 
 CP_LEAST_TOKENS = 4096
 """Below this a rank's piece of the sequence is short; Llama 3 gave each of 16 ranks 8,192. [llama3: table 4]"""
@@ -160,29 +162,38 @@ def _expert_world(setting: Setting, plans: Plans) -> Mask | bool:
 
 
 def _expert_replicas(setting: Setting, plans: Plans) -> Mask:
-    group = plans.tp * plans.cp * plans.dp // (plans.etp * plans.ep)
-    return (plans.ep > 1) & (plans.dp_replicate > 1) & (group % plans.dp_replicate != 0)
+    uneven = sharding.expert_group(plans) % plans.dp_replicate != 0
+    return (plans.ep > 1) & (plans.dp_replicate > 1) & uneven
 
 
 def _replicas(setting: Setting, plans: Plans) -> Mask:
     return (plans.dp_replicate > 1) & (plans.zero_stage == 0)
 
 
+def _undealt(attention: Attention, plans: Plans) -> Mask:
+    """Where all-to-all cannot deal out the heads; KV heads may be copied. [deepspeed: ulysses_sp.py 146-149]"""
+    kv_heads = np.maximum(attention.kv_heads // plans.tp, 1)
+    uneven = (attention.heads // plans.tp) % plans.cp != 0
+    return uneven | ((kv_heads % plans.cp != 0) & (plans.cp % kv_heads != 0))
+
+
 def _ulysses(setting: Setting, plans: Plans) -> Mask | bool:
-    """All-to-all context parallelism deals out heads; KV heads may be copied. [deepspeed: ulysses_sp.py 146-149]"""
-    if _pieces(setting) == 2:
-        return False
     broken = np.zeros(len(plans), dtype=np.bool_)
-    for block in setting.model.blocks:
-        if block.attention is not None:
-            kv_heads = np.maximum(block.attention.kv_heads // plans.tp, 1)
-            broken |= (block.attention.heads // plans.tp) % plans.cp != 0
-            broken |= (kv_heads % plans.cp != 0) & (plans.cp % kv_heads != 0)
-    return broken
+    for attention in attentions(setting.model):
+        broken |= _undealt(attention, plans)
+    return (_pieces(setting) == 1) & broken
+
+
+def _ulysses_sentence(setting: Setting, row: dict[str, int]) -> str:
+    found = next(a for a in attentions(setting.model) if _undealt(a, make_plans(row)).any())
+    return (
+        f"cp={row['cp']} by all-to-all deals out heads, and does not divide {found.heads} / tp={row['tp']} of them, or "
+        f"fits {found.kv_heads} / tp={row['tp']} KV heads neither way; lower --cp or --tp"
+    )
 
 
 def _nothing_to_share(setting: Setting, plans: Plans) -> Mask:
-    """Alone a rank shares nothing; but offloading asks for a stage, and pays on one rank too."""
+    """Alone a rank shares nothing; but offloading asks for a zero_stage, and pays on one rank too."""
     return (plans.zero_stage > 0) & (plans.dp_shard * plans.cp == 1) & (not setting.scenario.offload)
 
 
@@ -302,8 +313,8 @@ RULES: tuple[Rule, ...] = (
         "Megatron-Core parallel_state.py 883 at d98e8a6",
         _expert_world,
         (
-            "the ranks of a stage, tp x cp x dp = {tp} x {cp} x {dp}, are not a multiple of etp x ep = {etp} x {ep}"
-            "; lower --ep or --etp"
+            "the ranks of a pipeline stage, tp x cp x dp = {tp} x {cp} x {dp}, are not a multiple of "
+            "etp x ep = {etp} x {ep}; lower --ep or --etp"
         ),
     ),
     Rule(
@@ -312,7 +323,10 @@ RULES: tuple[Rule, ...] = (
         "plan",
         "Megatron-Core parallel_state.py at d98e8a6",
         _expert_replicas,
-        "dp_replicate={dp_replicate} does not divide the experts' data-parallel group; lower it, or --ep",
+        (
+            "dp_replicate={dp_replicate} does not divide the {expert_group} ranks that hold the same experts, "
+            "tp x cp x dp / (etp x ep); lower --dp-replicate, or --ep"
+        ),
     ),
     Rule(
         "dp-replicate-needs-zero",
@@ -331,10 +345,7 @@ RULES: tuple[Rule, ...] = (
         "plan",
         "DeepSpeed runtime/sequence_parallel/ulysses_sp.py 146-149 at edaa722",
         _ulysses,
-        (
-            "cp={cp} by all-to-all deals out attention heads and does not divide heads / tp, or fits the KV heads "
-            "neither way; lower --cp or --tp"
-        ),
+        _ulysses_sentence,
     ),
     Rule(
         "pp-bubble",
@@ -380,6 +391,6 @@ RULES: tuple[Rule, ...] = (
         "plan",
         "a partial node is still paid for",
         _whole_nodes,
-        "the job does not fill its last node; use a multiple of the node's GPUs",
+        "--gpus {gpus} does not fill the last node of {node}; use a multiple of {node}",
     ),
 )

@@ -176,7 +176,7 @@ RULES: tuple[Rule, ...] = (
         "engine",
         "DeepSpeed runtime/pipe/engine.py 76-77 at edaa722",
         _stages_beyond_1,
-        "--zero {zero_stage} with pp={pp}: DeepSpeed's pipeline engine runs stages 0 and 1 only; use --zero 1, or pp 1",
+        "--zero {zero_stage} with pp={pp}: DeepSpeed's pipeline engine runs --zero 0 and 1 only; use --zero 1, or pp 1",
         DEEPSPEED,
     ),
     Rule(
@@ -185,7 +185,7 @@ RULES: tuple[Rule, ...] = (
         "engine",
         "DeepSpeed runtime/engine.py 1885-1893 at edaa722",
         _own_experts_at_3,
-        "--zero 3 with ep={ep}: DeepSpeed's own MoE layers refuse stage 3; use --zero 2, or ep 1",
+        "--zero 3 with ep={ep}: DeepSpeed's own MoE layers refuse zero_stage 3; use --zero 2, or ep 1",
         DEEPSPEED,
     ),
     Rule(
@@ -316,7 +316,7 @@ RULES: tuple[Rule, ...] = (
         "engine",
         "DeepSpeed runtime/engine.py 2014-2018 at edaa722",
         _bf16_pipeline,
-        "--zero 0 with pp={pp} in bf16: DeepSpeed divides the optimizer all the same, as at stage 1; expect that",
+        "--zero 0 with pp={pp} in bf16: DeepSpeed divides the optimizer all the same, as at zero_stage 1; expect that",
         DEEPSPEED,
     ),
     Rule(

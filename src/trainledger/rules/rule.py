@@ -61,9 +61,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 def fields(setting: Setting, row: dict[str, int]) -> dict[str, object]:
     """What a sentence may name: the plan's columns, and words of the setting."""
     scenario, workload = setting.scenario, setting.workload
+    dp = row["dp_replicate"] * row["dp_shard"]
     return {
         **row,
-        "dp": row["dp_replicate"] * row["dp_shard"],
+        "dp": dp,
+        "gpus": row["tp"] * row["pp"] * row["cp"] * dp,
+        "expert_group": row["tp"] * row["cp"] * dp // (row["etp"] * row["ep"]),
         "model": setting.model.name,
         "layers": setting.model.num_layers,
         "engine": setting.profile.name,
@@ -78,6 +81,7 @@ def fields(setting: Setting, row: dict[str, int]) -> dict[str, object]:
         "offload": ",".join(scenario.offload),
         "card": setting.accelerator.name if setting.accelerator is not None else "",
         "domain": setting.cluster.scale_up_domain if setting.cluster is not None else "",
+        "node": setting.cluster.gpus_per_node if setting.cluster is not None else "",
     }
 
 

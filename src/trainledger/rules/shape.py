@@ -34,7 +34,8 @@ def _undivided(sizes: Iterable[int], over: IntArray) -> Mask:
     return broken
 
 
-def _attentions(model: Model) -> list[Attention]:
+def attentions(model: Model) -> list[Attention]:
+    """The attention of every distinct block that has one."""
     return [block.attention for block in model.blocks if block.attention is not None]
 
 
@@ -55,7 +56,7 @@ def _uneven_heads(setting: Setting, attention: Attention, tp: IntArray) -> Mask:
 
 def _heads(setting: Setting, plans: Plans) -> Mask:
     broken = np.zeros(len(plans), dtype=bool)
-    for attention in _attentions(setting.model):
+    for attention in attentions(setting.model):
         broken |= _uneven_heads(setting, attention, plans.tp)
     return broken
 
@@ -69,7 +70,7 @@ def _legal_tp(setting: Setting) -> str:
 
 def _heads_sentence(setting: Setting, row: dict[str, int]) -> str:
     tp = row["tp"]
-    attention = next(a for a in _attentions(setting.model) if _uneven_heads(setting, a, ints(tp)).any())
+    attention = next(a for a in attentions(setting.model) if _uneven_heads(setting, a, ints(tp)).any())
     if attention.heads % tp:
         heads = attention.heads
         rule = f"tp={tp} does not divide the model's {heads} attention heads (remainder {heads % tp})"
@@ -159,7 +160,7 @@ RULES: tuple[Rule, ...] = (
         source="a parameter count says nothing about heads, layers or experts",
         broken=_needs_shapes,
         sentence=(
-            "{model} is a parameter count without shapes, so tp={tp}, pp={pp}, cp={cp}, ep={ep} cannot be told apart; "
+            "{model} are a count without shapes, so tp={tp}, pp={pp}, cp={cp}, ep={ep} cannot be told apart; "
             "give a config.json, or leave those degrees at 1"
         ),
     ),
@@ -170,7 +171,7 @@ RULES: tuple[Rule, ...] = (
         source="Adafactor, Muon and block-quantised moments depend on each tensor's shape",
         broken=_matrix_optimizer,
         sentence=(
-            "--optimizer {optimizer} keeps state by tensor shape and {model} is a parameter count; "
+            "--optimizer {optimizer} keeps state by tensor shape, and {model} are a count without shapes; "
             "give a config.json, or use adamw"
         ),
     ),
@@ -181,7 +182,7 @@ RULES: tuple[Rule, ...] = (
         source="TransformerEngine pytorch/module/linear.py 467-489 at d0067d0: copies of weight matrices alone",
         broken=_weight_copies,
         sentence=(
-            "--precision {precision} keeps copies of the weight matrices and {model} is a parameter count; "
+            "--precision {precision} keeps copies of the weight matrices, and {model} are a count without shapes; "
             "give a config.json, or use bf16"
         ),
     ),
@@ -192,7 +193,7 @@ RULES: tuple[Rule, ...] = (
         source="DeepSpeed estimate_zero3_model_states_mem_needs asks for the largest layer",
         broken=_largest_layer,
         sentence=(
-            "{engine} at --zero {zero_stage} needs the largest layer and {model} is a parameter count; "
+            "{engine} at --zero {zero_stage} needs the largest layer, and {model} are a count without shapes; "
             "give --largest-layer or a config.json, or another --engine"
         ),
     ),
