@@ -111,6 +111,20 @@ def test_one_rule_that_forbids_everything_is_raised() -> None:
         run_search(setting, gpus=8, fixed={}, recomputes=("full",), top=1)
 
 
+def test_traffic_ranks_the_other_way_and_a_reserve_takes_room() -> None:
+    setting = setting_of("mixtral-8x7b", "h100", Workload(gbs=256), engine="megatron")
+    found = [
+        run_search(one, gpus=32, fixed={}, recomputes=("full",), top=20, sort="traffic")
+        for one in (setting, dataclasses.replace(setting, reserve_bytes=20 << 30))
+    ]
+    wires = [one.wire_bytes for one in found[0].plans]
+    assert wires == sorted(wires)
+    assert wires[0] == found[0].pareto[-1].wire_bytes
+    assert found[1].accepted < found[0].accepted
+    usable = find_accelerator("h100").usable_bytes - (20 << 30)
+    assert all(one.total_bytes + one.headroom_bytes == usable for one in found[1].plans)
+
+
 def test_a_host_too_small_is_not_offered() -> None:
     cluster = find_cluster("dgx-h100")
     setting = dataclasses.replace(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class Setting:
     """Model, workload and scenario with what they name looked up.
 
+    reserve_bytes           memory of the card that is left to what no line counts: context, allocator slack, libraries
     largest_module_params   parameters of the largest single layer, where a count alone was given (estimators ask it)
     """
 
@@ -30,6 +31,7 @@ class Setting:
     accelerator: Accelerator | None = None
     cluster: Cluster | None = None
     largest_module_params: int = 0
+    reserve_bytes: int = 0
 
     @property
     def precision(self) -> Precision | None:
@@ -40,6 +42,11 @@ class Setting:
     def recipe(self) -> Precision:
         """The recipe, once rules have passed."""
         return self.profile.precision[self.scenario.precision]
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """What "fits" is judged against: the card's usable memory less the reserve; None without a card."""
+        return self.accelerator.usable_bytes - self.reserve_bytes if self.accelerator is not None else None
 
     @property
     def bucket_elements(self) -> int:
@@ -95,6 +102,7 @@ def make_setting(
     accelerator: Accelerator | None = None,
     cluster: Cluster | None = None,
     largest_module_params: int = 0,
+    reserve_bytes: int = 0,
 ) -> Setting:
     """Look up the engine and the optimizer; raises UnknownName for either."""
     profile = load_profile(scenario.engine, scenario.framework_version)
@@ -107,4 +115,5 @@ def make_setting(
         accelerator=accelerator,
         cluster=cluster,
         largest_module_params=largest_module_params,
+        reserve_bytes=reserve_bytes,
     )

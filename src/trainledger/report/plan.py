@@ -34,7 +34,7 @@ def _verdict(answer: Answer) -> Document:
     tried, fitting = whole(answer["evaluated"]), answer["accepted"]
     at = card(answer["accelerator"], answer["usable_bytes"])
     if fitting:
-        free = format_bytes(answer["plans"][0]["headroom_bytes"])
+        free = format_bytes(answer["pareto"][0]["headroom_bytes"])
         return [
             Text(
                 f"{whole(fitting)} of {tried} plans fit {at}: the leanest leaves {free} free",
@@ -76,7 +76,8 @@ def _typed(name: str, value: int) -> str:
 def _best(answer: Answer) -> Document:
     if not answer["plans"]:
         return []
-    title = f"most memory left, {len(answer['plans'])} of {whole(answer['accepted'])}"
+    first = {"headroom": "most memory left", "traffic": "least sent"}[answer["sort"]]
+    title = f"{first}, {len(answer['plans'])} of {whole(answer['accepted'])}"
     return [Text(title, "heading"), _table(answer["plans"]), busiest(), BLANK]
 
 

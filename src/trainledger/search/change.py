@@ -55,7 +55,7 @@ def smallest_change(setting: Setting, plans: Plans, gbs: int) -> Change | None:
     offload, and at last more GPUs. `gbs` is the global batch of the plan; where the workload names none, it was
     assumed, and grows with the job.
     """
-    usable = setting.accelerator.usable_bytes if setting.accelerator is not None else 0
+    usable = setting.usable_bytes or 0
     for knob, before, after, changed, rows in _changes(setting, plans, gbs):
         legal = np.nonzero(passing(REFUSALS, changed, rows))[0]
         if len(legal) == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -29,6 +30,10 @@ CHUNK = 1 << 17
 PARETO_LIMIT = 20
 STATES_DO_NOT_FIT, DOES_NOT_FIT = "states-do-not-fit", "does-not-fit"
 """Weights, gradients, optimizer and buffers alone are too much; or only with activations, or for the host."""
+
+
+Sort = Literal["headroom", "traffic"]
+"""What a plan that fits is ranked by."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,16 +85,22 @@ Place = tuple[_Scored, int]
 
 
 def run_search(
-    base: Setting, *, gpus: int, fixed: Mapping[str, int], recomputes: tuple[str, ...], top: int
+    base: Setting,
+    *,
+    gpus: int,
+    fixed: Mapping[str, int],
+    recomputes: tuple[str, ...],
+    top: int,
+    sort: Sort = "headroom",
 ) -> SearchResult:
     """All plans of `gpus` ranks for the setting's model and engine, under each recompute policy.
 
     Without a global batch one sequence per GPU is assumed.
     Raises MissingFact without a card to fit into, and Refused where one rule forbids every plan.
     """
-    if base.accelerator is None:
+    usable = base.usable_bytes
+    if usable is None:
         raise MissingFact("a plan is ranked by the memory it leaves free: name a card with --gpu, or a --cluster")
-    usable = base.accelerator.usable_bytes
     workload = base.workload
     gbs = workload.gbs or gpus
     base = dataclasses.replace(base, workload=msgspec.structs.replace(workload, gbs=gbs))
@@ -105,7 +116,7 @@ def run_search(
     if len(rejected) == 1 and not scored:
         require(REFUSALS, base, grid(base, gpus, fixed).take(slice(0, 1)))
     kept, nearest = _split(scored, usable, rejected)
-    ranked, front = _ranked(kept), _pareto(kept)
+    ranked, front = _ranked(kept, sort), _pareto(kept)
     return SearchResult(
         gbs=gbs,
         evaluated=evaluated,
@@ -205,12 +216,12 @@ def _places(kept: list[_Scored]) -> tuple[IntArray, IntArray, IntArray, FloatArr
     return part, row, np.concatenate([k.total for k in kept]), np.concatenate([k.wire for k in kept])
 
 
-def _ranked(kept: list[_Scored]) -> list[Place]:
-    """Most headroom first; of equals the one that sends less."""
+def _ranked(kept: list[_Scored], sort: Sort) -> list[Place]:
+    """Most headroom first, of equals the one that sends less; or the other way round."""
     if not kept:
         return []
     part, row, total, wire = _places(kept)
-    order = np.lexsort((wire, total))
+    order = np.lexsort((wire, total) if sort == "headroom" else (total, wire))
     return [(kept[int(part[i])], int(row[i])) for i in order]
 
 

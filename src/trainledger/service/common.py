@@ -19,7 +19,7 @@ from trainledger.service.limits import check_countable, check_degrees, check_mic
 from trainledger.service.models import find_model
 from trainledger.service.plan_file import overlay
 from trainledger.service.requests import PlanRequest, RunRequest
-from trainledger.units import format_bytes
+from trainledger.units import format_bytes, parse_quantity
 
 if TYPE_CHECKING:
     from trainledger.account.peak import Peak
@@ -103,7 +103,7 @@ class Run:
     @property
     def usable_bytes(self) -> int | None:
         """Memory of the card that "fits" is judged against; None without a card."""
-        return self.setting.accelerator.usable_bytes if self.setting.accelerator is not None else None
+        return self.setting.usable_bytes
 
     @property
     def host_share_bytes(self) -> int | None:
@@ -161,6 +161,7 @@ def resolve(request: RunRequest, *, model: Model | None = None) -> Run:
         accelerator=accelerator,
         cluster=cluster,
         largest_module_params=request.largest_layer or 0,
+        reserve_bytes=_reserve(request),
     )
     columns, gpus = _columns(request, setting)
     check_countable(model, workload, setting.scenario, columns)
@@ -183,6 +184,12 @@ def prepared(request: PlanRequest, *, model: Model | None = None) -> tuple[Run, 
     plans = run.plans([zero])
     require(REFUSALS, run.setting, plans)
     return run, plans, Inventory(run.setting)
+
+
+def _reserve(request: RunRequest) -> int:
+    if request.reserve is None:
+        return 0
+    return int(parse_quantity(request.reserve, "byte"))
 
 
 def place(request: RunRequest) -> tuple[Accelerator | None, Cluster | None]:

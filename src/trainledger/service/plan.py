@@ -11,7 +11,7 @@ import trainledger
 from trainledger.errors import UsageError
 from trainledger.facts.model import Model
 from trainledger.search.change import Change
-from trainledger.search.search import DOES_NOT_FIT, STATES_DO_NOT_FIT, Candidate, SearchResult, run_search
+from trainledger.search.search import DOES_NOT_FIT, STATES_DO_NOT_FIT, Candidate, SearchResult, Sort, run_search
 from trainledger.service.common import Note, Run, notes, resolve
 from trainledger.service.ledger import Engine, engine_of
 from trainledger.service.limits import between
@@ -31,6 +31,7 @@ _SEARCHED = ("recompute", "mbs", "sp")
 class Request(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
     """Search the plans of a number of GPUs; a degree that is given is fixed."""
 
+    sort: Annotated[Sort | None, flag("What plans that fit are ranked by [headroom].", group=ANSWER)] = None
     top: Annotated[int | None, flag(f"How many of the best plans to show [{DEFAULT_TOP}].", "N", group=ANSWER)] = None
 
 
@@ -65,6 +66,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     passing: int
     accepted: int
     rejected: dict[str, int]
+    sort: Sort
     plans: list[Candidate]
     pareto: list[Candidate]
     pareto_size: int
@@ -93,6 +95,7 @@ def run(request: Request, *, model: Model | None = None) -> Response:
         fixed=fixed,
         recomputes=(request.recompute,) if request.recompute is not None else ("none", "full"),
         top=request.top if request.top is not None else DEFAULT_TOP,
+        sort=request.sort if request.sort is not None else "headroom",
     )
     return _response(request, run, fixed, result, start)
 
@@ -127,13 +130,15 @@ def _response(request: Request, run: Run, fixed: dict[str, int], result: SearchR
     assumed = {name: value for name, value in run.assumed.items() if name not in _SEARCHED}
     if request.gbs is None:
         assumed["gbs"] = result.gbs
+    usable = setting.usable_bytes
     assert setting.accelerator is not None
+    assert usable is not None
     return Response(
         model=setting.model.name,
         gpus=run.gpus,
         cluster=run.cluster,
         accelerator=setting.accelerator.name,
-        usable_bytes=setting.accelerator.usable_bytes,
+        usable_bytes=usable,
         profile=engine_of(run),
         precision=setting.scenario.precision,
         optimizer=setting.scenario.optimizer,
@@ -144,6 +149,7 @@ def _response(request: Request, run: Run, fixed: dict[str, int], result: SearchR
         passing=result.evaluated - sum(n for rule, n in result.rejected.items() if rule not in MEMORY),
         accepted=result.accepted,
         rejected=result.rejected,
+        sort=request.sort if request.sort is not None else "headroom",
         plans=result.plans,
         pareto=result.pareto,
         pareto_size=result.pareto_size,

@@ -86,6 +86,10 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
     gpu: Annotated[
         str | None, flag("An accelerator (`list accelerators`) or a .toml file of your own.", "CARD", group=PLACE)
     ] = None
+    reserve: Annotated[
+        str | None,
+        flag('Memory of the card left to context, allocator and libraries, such as "4 GiB" [0].', "SIZE", group=PLACE),
+    ] = None
     gpus: Annotated[
         int | None, flag("Ranks of the whole job; the product of the degrees unless given.", "N", group=PLACE)
     ] = None
