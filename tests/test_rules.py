@@ -341,6 +341,8 @@ def test_what_real_runs_use_is_not_refused() -> None:
 def test_the_planner_rejects_refusals_and_warnings_alone() -> None:
     assert {rule.severity for rule in PLANNER} == {"refuse", "warn"}
     assert [rule for rule in RULES if rule.severity == "refuse"] == list(REFUSALS)
+    assert {rule.id for rule in RULES if rule.offered} == {"fp32-base-for-lora", "ds-bucket-larger-than-saving"}
+    assert not {rule.severity for rule in RULES if rule.offered} - {"warn"}
     assert isinstance(
         violations(PLANNER, setting_of(dense()), make_plans({"tp": 3}))["heads-divisible-by-tp"], np.ndarray
     )

@@ -9,5 +9,5 @@ __all__ = ["PLANNER", "REFUSALS", "RULES", "Finding", "Rule", "findings", "passi
 
 RULES: tuple[Rule, ...] = (*engine.RULES, *shape.RULES, *layout.RULES, *particular.RULES, *advice.RULES)
 REFUSALS: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.severity == "refuse")
-PLANNER: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.severity != "advise" and rule not in advice.RULES)
+PLANNER: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.severity != "advise" and not rule.offered)
 """What a search rejects: refusals, and layouts that run but that nobody should be offered."""

@@ -73,6 +73,7 @@ RULES: tuple[Rule, ...] = (
             "the frozen weights beside the adapters are held in fp32, twice what training them needs; "
             "use --frozen-dtype bf16"
         ),
+        offered=True,
     ),
     Rule(
         id="fsdp2-upcast-frozen",
@@ -115,5 +116,6 @@ RULES: tuple[Rule, ...] = (
             f"two buckets of {setting.bucket_elements:,} elements are more than --zero {row['zero_stage']} saves here; "
             f"use --reduce-bucket {max(setting.model.hidden_size**2, 1)}, or --zero 0"
         ),
+        offered=True,
     ),
 )

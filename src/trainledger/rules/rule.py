@@ -27,6 +27,7 @@ class Rule(msgspec.Struct, frozen=True):
     broken     (setting, plans) -> mask, True where broken; or one answer for all plans
     sentence   value, rule and knob, for a person: a text with `fields` in braces, or (setting, plan) -> text
     engines    the profiles that it speaks of; () is all
+    offered    a warning that a search does not reject for, because it costs memory that is counted anyway
     """
 
     id: str
@@ -36,6 +37,7 @@ class Rule(msgspec.Struct, frozen=True):
     broken: Callable[[Setting, Plans], Mask | bool]
     sentence: str | Callable[[Setting, dict[str, int]], str]
     engines: tuple[str, ...] = ()
+    offered: bool = False
 
     def mask(self, setting: Setting, plans: Plans) -> Mask:
         """[plans]: where the rule is broken."""
