@@ -15,7 +15,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     seq           tokens of one sequence
     gbs           sequences per optimizer step over the whole job; None: one micro-batch per data-parallel rank
-    tokens        token budget of the run, or None
     lora_rank     0: full fine-tuning or pre-training; else the rank of every adapter
     lora_targets  last parts of the linear layers that get an adapter ("q_proj"), or "all-linear"
     qlora         the frozen linear weights inside blocks are stored in 4 bits
@@ -26,7 +25,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     seq: int = DEFAULT_SEQ
     gbs: int | None = None
-    tokens: int | None = None
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = LORA_DEFAULT_TARGETS
     qlora: bool = False
@@ -39,7 +37,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         for flag, value, least in (
             ("seq", self.seq, 1),
             ("gbs", self.gbs, 1),
-            ("tokens", self.tokens, 1),
             ("lora-rank", self.lora_rank, 0),
             ("frozen-copy", self.frozen_copy, 0),
         ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 
 from trainledger.account.peak import single_peak
@@ -10,28 +12,15 @@ from trainledger.errors import TrainledgerError, UnknownName, UsageError
 from trainledger.facts.model import Model
 from trainledger.service.common import Run, prepared
 from trainledger.service.models import find_model
-from trainledger.service.requests import PlanRequest
+from trainledger.service.requests import ModelRequest, PlanRequest
 from trainledger.service.typed import whole_number
 
-NUMBERS = (
-    "gpus",
-    "seq",
-    "gbs",
-    "tp",
-    "pp",
-    "vpp",
-    "cp",
-    "ep",
-    "etp",
-    "dp",
-    "dp-replicate",
-    "dp-shard",
-    "mbs",
-    "zero",
-    "lora-rank",
-    "frozen-copy",
+NUMBERS = tuple(
+    field.encode_name
+    for field in msgspec.structs.fields(PlanRequest)
+    if field.name not in ModelRequest.__struct_fields__ and int in get_args(get_args(field.type)[0])
 )
-"""Flags that can be swept."""
+"""Flags that can be swept: every number but the sizes of a model by hand."""
 
 MOST_VALUES = 64
 
