@@ -25,7 +25,7 @@ from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, Scenario, make_plans
 from trainledger.plans.setting import Setting, make_setting
 from trainledger.profiles import load_profile
-from trainledger.profiles.profile import Category, Moment, Optimizer
+from trainledger.profiles.profile import Category
 from trainledger.rules import RULES, findings
 
 SEVENTY = 70 * 10**9
@@ -33,10 +33,6 @@ PROBE = 720_720 * 1024
 """Parameters that every number of ranks up to 16, and every power of two, divides: no share is rounded."""
 HOPPER, BLACKWELL = "H100-SXM5-80GB", "B200-SXM"
 STAGES = (0, 1, 2, 3)
-MS_AMP_O2 = Optimizer(
-    source="FP8-LM (Peng et al. 2023), MS-AMP O2: first moment FP8, second FP16",
-    moments=(Moment(what="exp_avg", dtype="fp8"), Moment(what="exp_avg_sq", dtype="fp16")),
-)
 
 
 def setting_of(model: Model, scenario: Mapping[str, str], card: str = "") -> Setting:
@@ -156,7 +152,7 @@ FP8_CASES = (
     ("TransformerEngine delayed", {"engine": "megatron", "precision": "fp8-delayed"}, BLACKWELL),
     ("TransformerEngine blockwise", {"engine": "megatron", "precision": "fp8-blockwise"}, HOPPER),
     ("TransformerEngine MXFP8", {"engine": "megatron", "precision": "mxfp8"}, BLACKWELL),
-    ("FP8-LM", {"engine": "paper", "precision": "fp8-lm"}, HOPPER),
+    ("FP8-LM", {"engine": "paper", "precision": "fp8-lm", "optimizer": "adamw-msamp-o2"}, HOPPER),
 )
 
 
@@ -166,23 +162,10 @@ def fp8_recipes() -> list[Fp8]:
     rows: list[Fp8] = []
     for recipe, scenario, card in FP8_CASES:
         setting = setting_of(model, scenario, card)
-        if recipe == "FP8-LM":
-            setting = _with_optimizer(setting, MS_AMP_O2)
         weights, gradients, total = _per_param(setting)
         plain = _per_param(setting_of(model, {"engine": scenario["engine"]}, card))[2]
         rows.append(Fp8(recipe, find_accelerator(card).name, weights, gradients, total, total / plain))
     return rows
-
-
-def _with_optimizer(setting: Setting, optimizer: Optimizer) -> Setting:
-    return Setting(
-        model=setting.model,
-        workload=setting.workload,
-        scenario=setting.scenario,
-        profile=setting.profile,
-        optimizer=optimizer,
-        accelerator=setting.accelerator,
-    )
 
 
 def _per_param(setting: Setting) -> tuple[float, float, float]:

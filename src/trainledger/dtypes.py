@@ -65,3 +65,13 @@ def nf4_bytes(elements: IntArray) -> IntArray:
     scales = ceil_div(elements, NF4_BLOCK)
     nested = bytes_of(ceil_div(scales, NF4_NESTED_BLOCK), "fp32")
     return bytes_of(elements, "nf4") + bytes_of(scales, "uint8") + nested
+
+
+def kept_bytes(elements: IntArray, dtype: str) -> IntArray:
+    """Bytes of weights as they are stored and travel in `dtype`: 4-bit ones with their scales.
+
+    >>> import numpy as np
+    >>> [kept_bytes(np.array([64 * 256]), dtype).tolist() for dtype in ("bf16", "nf4")]
+    [[32768], [8452]]
+    """
+    return nf4_bytes(elements) if dtype == "nf4" else bytes_of(elements, dtype)

@@ -12,7 +12,7 @@ import numpy as np
 
 from trainledger.account.shares import Shares, pooled_elements, shares, tensor_elements
 from trainledger.arrays import IntArray, ceil_div, ints, one_of, stacked
-from trainledger.dtypes import bytes_of, nf4_bytes
+from trainledger.dtypes import bytes_of, kept_bytes
 from trainledger.inventory.buffers import Buffer, gathered_bytes
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tensors import BoolArray, LocalShapes
@@ -83,9 +83,7 @@ def _matrices(own: Shares, buffer: Buffer) -> IntArray | int:
 def _dtype_bytes(buffer: Buffer, elements: IntArray) -> IntArray:
     if buffer.layout == "block":
         return buffer.quantised_bytes(elements)
-    if buffer.layout == "nf4":
-        return nf4_bytes(elements)
-    return bytes_of(elements, buffer.dtype)
+    return kept_bytes(elements, buffer.dtype)
 
 
 def _unit_bytes(own: Shares, buffer: Buffer) -> IntArray:

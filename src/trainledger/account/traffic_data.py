@@ -12,7 +12,7 @@ import numpy as np
 from trainledger.account.collectives import Collective, Op, collective, summed
 from trainledger.account.shares import Shares, megatron_buffers, shares_elements
 from trainledger.arrays import IntArray, ceil_div, one_of
-from trainledger.dtypes import bytes_of, nf4_bytes
+from trainledger.dtypes import bytes_of, kept_bytes
 from trainledger.inventory.buffers import gathered_parts
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tensors import BoolArray
@@ -163,7 +163,7 @@ def _gathered_bytes(side: _Side, gathered: str, cut: Cut) -> IntArray:
     total = np.zeros_like(side.own.pp_stage)
     for mask, kind in gathered_parts(side.own.table, gathered):
         elements = side.whole(side.all & mask, cut)
-        total = total + (nf4_bytes(elements) if kind == "nf4" else bytes_of(elements, kind))
+        total = total + kept_bytes(elements, kind)
     return total
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from trainledger.arrays import IntArray, ints
-from trainledger.dtypes import block_scaled_bytes, bytes_of, nf4_bytes
+from trainledger.dtypes import block_scaled_bytes, bytes_of, kept_bytes
 from trainledger.inventory.tensors import BoolArray, TensorTable
 from trainledger.plans.setting import Setting
 from trainledger.profiles.profile import StateRow
@@ -21,7 +21,7 @@ from trainledger.profiles.profile import StateRow
 CODEBOOK = 256
 """Values that 8 bits can name: torchao keeps them in fp32 with every quantised tensor. [torchao: subclass_8bit.py]"""
 
-Layout = Literal["full", "block", "factored", "nf4"]
+Layout = Literal["full", "block", "factored"]
 
 
 class Buffer(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,9 +116,7 @@ def _expand(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Buf
     elif row.dtype == "gathered" and row.select == "all":
         for mask, kind in gathered_parts(table, dtype):
             what = row.what if kind == dtype else f"{row.what}, {kind}"
-            yield Buffer(
-                row=row, what=what, dtype=kind, mask=selected & mask, layout="nf4" if kind == "nf4" else "full"
-            )
+            yield Buffer(row=row, what=what, dtype=kind, mask=selected & mask)
     else:
         yield Buffer(row=row, what=row.what, dtype=dtype, mask=selected)
 
@@ -142,7 +140,7 @@ def gathered_bytes(table: TensorTable, elements: IntArray, dtype: str) -> IntArr
     """[plans, T]: bytes of each tensor as a gather carries it."""
     held = np.zeros_like(elements)
     for mask, kind in gathered_parts(table, dtype):
-        held = held + mask * (nf4_bytes(elements) if kind == "nf4" else bytes_of(elements, kind))
+        held = held + mask * kept_bytes(elements, kind)
     return held
 
 
@@ -187,7 +185,7 @@ def _stored_weights(
         yield Buffer(row=_apart(row), what=f"frozen {row.what}", dtype=upcast, mask=kept)
     if quantised.any():
         cut = row if setting.profile.shards_quantised else msgspec.structs.replace(row, sharded_from=4, cut="none")
-        yield Buffer(row=cut, what=f"4-bit frozen {row.what}", dtype="nf4", mask=quantised, layout="nf4")
+        yield Buffer(row=cut, what=f"4-bit frozen {row.what}", dtype="nf4", mask=quantised)
     if setting.workload.frozen_copy:
         base = selected & ~table.trainable if setting.workload.lora_rank else selected
         copies = setting.workload.frozen_copy
