@@ -12,12 +12,11 @@ from functools import cached_property
 import numpy as np
 
 from trainledger.arrays import IntArray, ceil_div, round_up
-from trainledger.inventory.buffers import Buffer
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tensors import BoolArray, LocalShapes, TensorTable
 from trainledger.plans import partition, sharding
 from trainledger.plans.plan import Plans
-from trainledger.profiles.profile import Cut, StateRow
+from trainledger.profiles.profile import Cut
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,7 +102,7 @@ def shares(inventory: Inventory, plans: Plans) -> Shares:
     )
 
 
-def tensor_elements(own: Shares, cut: str, sharded_from: int) -> tuple[IntArray, IntArray]:
+def tensor_elements(own: Shares, cut: Cut, sharded_from: int) -> tuple[IntArray, IntArray]:
     """([plans, T] elements of one storage, [plans, T] storages of it) for the cuts that keep tensors apart."""
     key: tuple[object, ...] = (cut, sharded_from)
     if key not in own.known:
@@ -111,7 +110,7 @@ def tensor_elements(own: Shares, cut: str, sharded_from: int) -> tuple[IntArray,
     return own.known[key]
 
 
-def _tensor_elements(own: Shares, cut: str, sharded_from: int) -> tuple[IntArray, IntArray]:
+def _tensor_elements(own: Shares, cut: Cut, sharded_from: int) -> tuple[IntArray, IntArray]:
     shapes = own.shapes
     dense, expert = own.over(sharded_from)
     over = np.where(own.table.expert, expert[:, None], dense[:, None])
@@ -129,27 +128,30 @@ def _tensor_elements(own: Shares, cut: str, sharded_from: int) -> tuple[IntArray
     return np.where(own.table.expert, stacked, whole), np.where(own.table.expert, 1, shapes.copies)
 
 
-def pooled_elements(own: Shares, buffer: Buffer) -> tuple[IntArray, IntArray]:
-    """([plans, rows] dense, expert) elements one rank stores where tensors share a buffer."""
-    key = (buffer.row.cut, buffer.row.sharded_from, buffer.layout == "factored", buffer.mask.tobytes())
+def pooled_elements(
+    own: Shares, cut: Cut, sharded_from: int, mask: BoolArray, *, factored: bool = False
+) -> tuple[IntArray, IntArray]:
+    """([plans, rows] dense, expert) elements one rank stores of the masked tensors where they share a buffer.
+
+    factored   of a matrix only a row and a column
+    """
+    key = (cut, sharded_from, factored, mask.tobytes())
     if key not in own.known:
-        own.known[key] = _pool(own, buffer)
+        own.known[key] = _pool(own, cut, sharded_from, mask, factored=factored)
     return own.known[key]
 
 
-def _pool(own: Shares, buffer: Buffer) -> tuple[IntArray, IntArray]:
-    cut, few = buffer.row.cut, own.few
-    over_dense, over_expert = own.over(buffer.row.sharded_from)
-    numel = few.numel
-    if buffer.layout == "factored":
-        numel = np.where(few.rest > 1, few.rows + few.rest, numel)
+def _pool(own: Shares, cut: Cut, sharded_from: int, mask: BoolArray, *, factored: bool) -> tuple[IntArray, IntArray]:
+    few = own.few
+    over_dense, over_expert = own.over(sharded_from)
+    numel = np.where(few.rest > 1, few.rows + few.rest, few.numel) if factored else few.numel
     if cut == "bucket":
-        dense, expert = megatron_buffers(own, buffer.mask, padded=True)
+        dense, expert = megatron_buffers(own, mask, padded=True)
         return dense // over_dense[:, None], expert // over_expert[:, None]
     amounts: list[IntArray] = []
     for chosen, over, group in (
-        (buffer.mask & ~own.table.expert, over_dense[:, None], own.dense[:, None]),
-        (buffer.mask & own.table.expert, over_expert[:, None], own.expert[:, None]),
+        (mask & ~own.table.expert, over_dense[:, None], own.dense[:, None]),
+        (mask & own.table.expert, over_expert[:, None], own.expert[:, None]),
     ):
         if not chosen.any():
             amounts.append(np.zeros_like(own.pp_stage))
@@ -211,9 +213,9 @@ def _unit_elements(own: Shares, chosen: BoolArray, over: IntArray, group: IntArr
 
 def shares_elements(own: Shares, mask: BoolArray, cut: Cut) -> IntArray:
     """[plans, rows]: elements of the masked tensors on one rank: of one shard, or whole where `cut` is none."""
-    row = StateRow(category="weights", what="", dtype="", cut=cut, sharded_from=4 if cut == "none" else 0)
+    sharded_from = 4 if cut == "none" else 0
     if cut in ("none", "dim0", "tensor"):
-        elements, storages = tensor_elements(own, cut, row.sharded_from)
+        elements, storages = tensor_elements(own, cut, sharded_from)
         return own.total(elements * storages * mask)
-    dense, expert = pooled_elements(own, Buffer(row=row, what="", dtype="", mask=mask))
+    dense, expert = pooled_elements(own, cut, sharded_from, mask)
     return dense + expert

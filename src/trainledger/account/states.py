@@ -37,7 +37,9 @@ def buffer_bytes(own: Shares, buffer: Buffer) -> IntArray:
     elif row.cut in ("none", "dim0", "tensor"):
         amount = own.total(tensor_bytes(own, buffer))
     else:
-        dense, expert = pooled_elements(own, buffer)
+        dense, expert = pooled_elements(
+            own, row.cut, row.sharded_from, buffer.mask, factored=buffer.layout == "factored"
+        )
         amount = _dtype_bytes(buffer, dense) + _dtype_bytes(buffer, expert)
     amount = amount * (row.copies * buffer.copies)
     if row.cap:

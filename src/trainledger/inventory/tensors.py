@@ -171,22 +171,15 @@ def _adapters(tensor: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """LoRA's A [rank, in] and B [out, rank] of a linear layer; the side that TP cuts follows the layer."""
     out_features, in_features = tensor.shape[0], tensor.numel // tensor.shape[0]
     stem = tensor.name.removesuffix(".weight")
-    down = Tensor(
-        name=f"{stem}.lora_A.weight",
-        shape=(rank, in_features),
-        role=tensor.role,
-        tp_dim=1 if tensor.tp_dim == 1 else None,
-        tp_units=tensor.tp_units if tensor.tp_dim == 1 else 0,
-        copies=tensor.copies,
-        linear=True,
-    )
-    up = Tensor(
-        name=f"{stem}.lora_B.weight",
-        shape=(out_features, rank),
-        role=tensor.role,
-        tp_dim=0 if tensor.tp_dim == 0 else None,
-        tp_units=tensor.tp_units if tensor.tp_dim == 0 else 0,
-        copies=tensor.copies,
-        linear=True,
-    )
-    return down, up
+
+    def side(name: str, shape: tuple[int, int], dim: int) -> Tensor:
+        cut = tensor.tp_dim == dim
+        return msgspec.structs.replace(
+            tensor,
+            name=f"{stem}.{name}.weight",
+            shape=shape,
+            tp_dim=dim if cut else None,
+            tp_units=tensor.tp_units if cut else 0,
+        )
+
+    return side("lora_A", (rank, in_features), 1), side("lora_B", (out_features, rank), 0)
