@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainledger.report.document import BLANK, Column, Document, Style, Table, Text, left, table
+from trainledger.report.document import BLANK, Column, Document, Table, Text, left, table
 from trainledger.report.words import (
     Answer,
     assumed,
@@ -12,6 +12,7 @@ from trainledger.report.words import (
     card,
     degrees,
     engine,
+    fit_style,
     gpus,
     held,
     notes,
@@ -172,8 +173,7 @@ def _sweep(answer: Answer) -> Document:
     cells: list[list[str]] = []
     for row in rows:
         refused = row["total_bytes"] is None
-        style: Style = "dim" if refused else "" if row["fits"] is None else "good" if row["fits"] else "bad"
-        styles.append(style)
+        styles.append(fit_style(row))
         cells.append(
             [
                 str(row["value"]),

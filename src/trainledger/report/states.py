@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainledger.report.document import BLANK, Column, Document, Style, Table, Text, table
-from trainledger.report.words import Answer, assumed, card, degrees, gpus, held, notes, percent, yes
+from trainledger.report.words import Answer, assumed, card, degrees, fit_style, gpus, held, notes, percent, yes
 from trainledger.units import format_count, format_gb
 
 COLUMNS = ("weights", "gradients", "optimizer", "buffers", "activations", "total")
@@ -81,7 +81,7 @@ def _table(answer: Answer) -> Table:
                 "" if fewest is None else _fewest(fewest[str(row["zero_stage"])]),
             ]
         )
-        styles.append("dim" if refused else "" if row["fits"] is None else "good" if row["fits"] else "bad")
+        styles.append(fit_style(row))
     return table(columns, cells, styles)
 
 

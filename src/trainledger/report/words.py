@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainledger.report.document import Document, Text
+from trainledger.report.document import Document, Style, Text
 from trainledger.units import format_bytes
 
 Answer = Mapping[str, Any]
@@ -44,6 +44,13 @@ def percent(share: float | None) -> str:
 def yes(fits: bool | None) -> str:
     """A verdict in a table; empty where nobody asked."""
     return "" if fits is None else "yes" if fits else "no"
+
+
+def fit_style(row: Answer) -> Style:
+    """How a row of a table is shown: refused, not asked, fitting or not."""
+    if row["total_bytes"] is None:
+        return "dim"
+    return "" if row["fits"] is None else "good" if row["fits"] else "bad"
 
 
 def gpus(count: int) -> str:
