@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from trainledger.cli.flags import GROUPS, flags
+from trainledger.cli.flags import flags
 from trainledger.cli.help import EXIT_CODES, summary, typed, usage
 from trainledger.cli.verbs import VERBS, Verb
+from trainledger.service.requests import GROUPS
 
 INTRODUCTION = """# The command line
 

@@ -7,9 +7,6 @@ from typing import Any, get_args
 
 import msgspec
 
-GROUPS = ("Input", "Model", "Place", "Workload", "Plan", "Answer")
-"""Headings of the help, in its order."""
-
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
     """One field of a Request, as the command line and the docs show it.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import textwrap
 
-from trainledger.cli.flags import GROUPS, Flag, flags
+from trainledger.cli.flags import Flag, flags
 from trainledger.cli.verbs import VERBS, Verb
 from trainledger.report.document import BLANK, Document, Table, Text, left
+from trainledger.service.requests import GROUPS
 
 SUMMARY = "Predict what training a large model holds and moves, line by line, for the engine that will run it."
 EXIT_CODES = {

@@ -6,12 +6,14 @@ request is resolved, and printed with the answer, so that a PLAN file and flags 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
-Group = Literal["Model", "Place", "Workload", "Plan", "Answer", "Input"]
+Group = Literal["Input", "Model", "Place", "Workload", "Plan", "Answer"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+"""Headings of the help, in its order."""
 
 
 def flag(
