@@ -40,6 +40,22 @@ def test_fewest_gpus_is_the_smallest_that_fits(engine: str, tp: int, gbs: int | 
                 assert fits, (zero, gpus)
 
 
+def test_the_fewest_gpus_have_host_memory_enough() -> None:
+    """Offloaded whole, 405B parameters fit one card of a node with 1.9 TB for all eight only from some nodes on."""
+    given: dict[str, object] = {
+        "model": "llama-3.1-405b",
+        "cluster": "dgx-a100-80gb",
+        "engine": "deepspeed",
+        "offload": ("optimizer", "parameters"),
+    }
+    found = states.run(states.Request(**given, gpus=16)).fewest_gpus  # pyright: ignore[reportArgumentType]
+    assert found is not None
+    fewest = found["3"]
+    assert fewest is not None
+    for gpus, fits in ((fewest - 1, False), (fewest, True)):
+        assert rows(**given, gpus=gpus)[3].fits is fits
+
+
 def test_a_replicated_group_counts_whole() -> None:
     """HSDP with two replicas needs twice the GPUs of one."""
     one = states.run(states.Request(model="llama-3-70b", gpu="h100", gpus=8)).fewest_gpus

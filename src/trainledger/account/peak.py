@@ -10,8 +10,10 @@ from trainledger.account.shares import shares
 from trainledger.account.states import StateAccount, alive_at, buffer_bytes, on_host, plan_mask, state_account
 from trainledger.arrays import IntArray
 from trainledger.inventory.inventory import Inventory
+from trainledger.inventory.tensors import BoolArray
 from trainledger.lines import BASES, Basis
 from trainledger.plans.plan import Plans
+from trainledger.plans.setting import Setting
 from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Instant
 
 
@@ -66,6 +68,15 @@ def single_peak(inventory: Inventory, plans: Plans) -> Peak:
 def total_bytes(inventory: Inventory, plans: Plans) -> IntArray:
     """[plans]: the most that any rank of each plan holds."""
     return peak_totals(state_account(inventory, plans), activation_bytes(inventory, plans))
+
+
+def host_holds(setting: Setting, plans: Plans, account: StateAccount) -> BoolArray:
+    """[plans]: where a rank's share of its node's memory holds what is offloaded; everywhere if it is not known."""
+    cluster = setting.cluster
+    if cluster is None or cluster.host_bytes is None:
+        return np.ones(len(plans), dtype=np.bool_)
+    share = cluster.host_bytes // np.minimum(cluster.gpus_per_node, plans.gpus)
+    return account.host.max(axis=1)[account.index] <= share
 
 
 def by_basis(inventory: Inventory, plans: Plans, peak: Peak) -> dict[Basis, int]:

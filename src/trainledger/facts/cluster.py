@@ -168,11 +168,14 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """Devices that one host drives."""
         return int(self.facts["gpus_per_node"].value)
 
+    @property
+    def host_bytes(self) -> int | None:
+        """Memory of one node's host; None where no source states it."""
+        return int(self.facts["host.memory"].value) if "host.memory" in self.facts else None
+
     def host_share_bytes(self, gpus: int) -> int | None:
         """Host memory for each of a job's ranks on one node; None where no source states the node's memory."""
-        if "host.memory" not in self.facts:
-            return None
-        return int(self.facts["host.memory"].value) // min(self.gpus_per_node, gpus)
+        return self.host_bytes // min(self.gpus_per_node, gpus) if self.host_bytes is not None else None
 
     @property
     def scale_up_domain(self) -> int:

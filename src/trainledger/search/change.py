@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from trainledger.account.activations import activation_bytes
-from trainledger.account.peak import peak_totals
-from trainledger.account.states import StateAccount, state_account
+from trainledger.account.peak import host_holds, peak_totals
+from trainledger.account.states import state_account
 from trainledger.arrays import ints
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, make_plans, num_microbatches
@@ -76,14 +75,6 @@ def smallest_change(setting: Setting, plans: Plans, gbs: int) -> Change | None:
                 recompute=changed.scenario.recompute,
             )
     return None
-
-
-def host_holds(setting: Setting, plans: Plans, account: StateAccount) -> NDArray[np.bool_]:
-    """[plans]: where the node's memory holds what is offloaded; everywhere where it is not known."""
-    share = setting.cluster.host_share_bytes(int(plans.gpus[0])) if setting.cluster is not None else None
-    if share is None:
-        return np.ones(len(plans), dtype=bool)
-    return account.host.max(axis=1)[account.index] <= share
 
 
 def _changes(setting: Setting, plans: Plans, gbs: int) -> Iterator[tuple[str, str, list[str], Setting, Plans]]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainledger.account.activations import activation_bytes
-from trainledger.account.peak import peak_totals, single_peak
+from trainledger.account.peak import host_holds, peak_totals, single_peak
 from trainledger.account.states import state_account
 from trainledger.account.traffic import wire_totals
 from trainledger.arrays import FloatArray, IntArray
@@ -23,7 +23,7 @@ from trainledger.plans.setting import Setting
 from trainledger.plans.space import grid
 from trainledger.profiles.profile import INSTANTS
 from trainledger.rules import PLANNER, REFUSALS, require, violations
-from trainledger.search.change import Change, cost_of, host_holds, smallest_change
+from trainledger.search.change import Change, cost_of, smallest_change
 
 CHUNK = 1 << 17
 """Plans accounted for at once: small enough that the arrays stay in cache and memory stays flat."""

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from trainledger.account.activations import activation_bytes
-from trainledger.account.peak import by_basis, peak_of, total_bytes
+from trainledger.account.peak import by_basis, host_holds, peak_of, peak_totals, total_bytes
 from trainledger.account.states import state_account
 from trainledger.account.traffic import wire_totals
-from trainledger.errors import Refused
+from trainledger.errors import MissingFact, Refused
 from trainledger.facts.model import Model
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import BASES, Basis
@@ -78,8 +78,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The rows, and what they were computed for.
 
     wire_bytes    of a row, data-parallel traffic alone, per step and rank of the pipeline stage that sends most
-    fewest_gpus   by zero_stage, the smallest number of GPUs that fits; null where none up to dp 8192 does; null without
-                  a card
+    fewest_gpus   by zero_stage, the smallest number of GPUs that fits, card and host; null where none up to dp 8192
+                  does; null without a card
     single_cards  cards on which the run fits without sharding; null unless asked
     """
 
@@ -252,7 +252,9 @@ def _fewest_gpus(run: Run, inventory: Inventory, usable: int) -> dict[str, int |
     if len(rows) == 0:
         return fewest
     chosen = plans.take(rows)
-    fitting = chosen.take(np.nonzero(total_bytes(inventory, chosen) <= usable)[0])
+    account = state_account(inventory, chosen)
+    total = peak_totals(account, activation_bytes(inventory, chosen))
+    fitting = chosen.take(np.nonzero((total <= usable) & host_holds(run.setting, chosen, account))[0])
     for stage in stages:
         gpus = fitting.gpus[fitting.zero_stage == stage]
         fewest[str(stage)] = int(gpus.min()) if len(gpus) else None
@@ -266,7 +268,6 @@ def _single_cards(run: Run, request: Request) -> tuple[Card, ...] | None:
         asked = run.gpus == 1 and run.setting.accelerator is None
     if not asked:
         return None
-    from trainledger.errors import MissingFact
     from trainledger.facts.cluster import accelerator_names, find_accelerator
 
     zero = min(run.setting.profile.zero_stages)
