@@ -205,7 +205,7 @@ FORBIDDEN = [
     "@unittest.sk|ipIf",
 ]
 ALLOWED = [
-    "https://example.com/work/paper.pdf",
+    "https://example.com/home-page/paper.pdf",
     "https://github.com/a/b/blob/main/home/x.py",
     "docs/tmp/x",
     "the root of a/root",
