@@ -77,7 +77,7 @@ CASES: dict[str, Case] = {
         {"precision": "fp8-lm", **H100}, {"precision": "fp8-lm", **A100}, ("fp8-lm", "A100", "another recipe")
     ),
     "shapes-known": Case({}, {"tp": 2}, ("tp=2", "config.json"), COUNT),
-    "optimizer-needs-shapes": Case({}, {"optimizer": "adafactor"}, ("adafactor",), COUNT),
+    "optimizer-needs-shapes": Case({}, {"optimizer": "adafactor"}, ("--optimizer adafactor", "use adamw"), COUNT),
     "precision-needs-shapes": Case(
         {**MG, "precision": "bf16"},
         {**MG, "precision": "fp8-delayed"},
@@ -121,7 +121,7 @@ CASES: dict[str, Case] = {
     "largest-layer-known": Case(
         {"engine": "deepspeed-estimator", "zero_stage": 2},
         {"engine": "deepspeed-estimator", "zero_stage": 3},
-        ("10",),
+        ("deepspeed-estimator", "--zero 3", "--largest-layer"),
         COUNT,
     ),
     "heads-divisible-by-tp": Case({"tp": 8}, {"tp": 3}, ("tp=3", "8", "1, 2, 4, 8")),
@@ -182,7 +182,7 @@ CASES: dict[str, Case] = {
     "expert-replicas": Case(
         {**MG, "ep": 2, "dp_shard": 2, "dp_replicate": 2, "zero_stage": 1},
         {**MG, "ep": 4, "dp_shard": 6, "dp_replicate": 4, "zero_stage": 1},
-        ("dp_replicate=4", "--ep"),
+        ("dp_replicate=4", "6 ranks", "--ep"),
         routed(),
     ),
     "dp-replicate-needs-zero": Case(
@@ -201,7 +201,7 @@ CASES: dict[str, Case] = {
         ("--zero 3", "ep=2", "--zero 2"),
         routed(),
     ),
-    "ulysses-heads": Case({**DS, "cp": 8}, {**DS, "cp": 16}, ("cp=16", "heads", "lower --cp")),
+    "ulysses-heads": Case({**DS, "cp": 8}, {**DS, "cp": 16}, ("cp=16", "8 / tp=1", "4 / tp=1 KV heads", "lower --cp")),
     "pp-bubble": Case(
         {"pp": 4, "num_microbatches": 4, "workload": Workload(gbs=4)},
         {"pp": 4, "num_microbatches": 3, "workload": Workload(gbs=3)},
@@ -217,7 +217,7 @@ CASES: dict[str, Case] = {
         ("cp=4", "8192", "4096"),
     ),
     "whole-nodes": Case(
-        {"dp_shard": 16, "cluster": "dgx-h100"}, {"dp_shard": 12, "cluster": "dgx-h100"}, ("multiple",)
+        {"dp_shard": 16, "cluster": "dgx-h100"}, {"dp_shard": 12, "cluster": "dgx-h100"}, ("--gpus 12", "multiple of 8")
     ),
     "ds-grad-dtype-needs-zero": Case(
         {**DS, "grad_dtype": "fp32", "zero_stage": 1},
