@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "trainledger"
 REFERENCES = SOURCE / "data" / "references.toml"
 KEY = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 BRACKET = re.compile(r"\[([a-z][^\[\]\n]*)\]")
-CITING = {"collective", "calls", "across", "_fixed", "_averaged"}
+CITING = {"collective", "calls", "across", "fixed", "averaged", "summed"}
 """Functions whose last string argument is a citation."""
 
 
