@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -18,7 +17,7 @@ from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Scenario, make_plans
 from trainledger.plans.setting import Setting, make_setting
-from trainledger.search.search import PARETO_LIMIT, run_search, with_recompute
+from trainledger.search.search import PARETO_LIMIT, run_search
 
 
 def setting_of(model: str, card: str, workload: Workload | None = None, **scenario: object) -> Setting:
@@ -31,8 +30,7 @@ def setting_of(model: str, card: str, workload: Workload | None = None, **scenar
 
 
 def total_of(setting: Setting, plan: dict[str, int], recompute: str, **scenario: object) -> int:
-    changed = msgspec.structs.replace(with_recompute(setting.scenario, recompute), **scenario)
-    inventory = Inventory(dataclasses.replace(setting, scenario=changed))
+    inventory = Inventory(setting.under(recompute=recompute, **scenario))
     plans = make_plans(plan)
     return peak_of(state_account(inventory, plans), activation_bytes(inventory, plans)).total_bytes
 
@@ -46,7 +44,7 @@ def test_what_is_offered_is_what_its_ledger_says(model: str, gpus: int, engine: 
     assert result.plans == sorted(result.plans, key=lambda one: -one.headroom_bytes)
     usable = find_accelerator("h100").usable_bytes
     for one in result.plans:
-        inventory = Inventory(dataclasses.replace(setting, scenario=with_recompute(setting.scenario, one.recompute)))
+        inventory = Inventory(setting.under(recompute=one.recompute))
         peak = entry(inventory, make_plans(one.plan)).peak
         assert (peak.total_bytes, peak.pp_stage, peak.instant) == (one.total_bytes, one.pp_stage, one.instant)
         assert one.headroom_bytes == usable - peak.total_bytes >= 0
@@ -156,3 +154,15 @@ def test_multi_token_prediction_is_trained() -> None:
     )
     assert calls[1]["all_reduce", "tp", "loss statistics"] == 2 * calls[0]["all_reduce", "tp", "loss statistics"]
     assert activation_bytes(more, plans)[0, 0] > activation_bytes(plain, plans)[0, 0]
+
+
+def test_a_change_of_the_scenario_keeps_the_rest_of_the_setting() -> None:
+    setting = dataclasses.replace(setting_of("llama-3-8b", "h100", engine="megatron"), reserve_bytes=1 << 30)
+    changed = setting.under(optimizer="adamw-fp8", offload=("optimizer",))
+    assert (changed.reserve_bytes, changed.accelerator, changed.profile) == (
+        1 << 30,
+        setting.accelerator,
+        setting.profile,
+    )
+    assert {moment.dtype for moment in changed.optimizer.moments} == {"fp8"}
+    assert all(moment.layout == "full" for moment in changed.optimizer.moments)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from trainledger.facts.model import Model
 from trainledger.facts.workload import Workload
 from trainledger.plans.plan import Scenario
@@ -47,6 +49,11 @@ class Setting:
     def usable_bytes(self) -> int | None:
         """What "fits" is judged against: the card's usable memory less the reserve; None without a card."""
         return self.accelerator.usable_bytes - self.reserve_bytes if self.accelerator is not None else None
+
+    def under(self, **changes: object) -> Setting:
+        """The same setting with categories of its scenario changed; the engine stays."""
+        scenario = msgspec.structs.replace(self.scenario, **changes)
+        return dataclasses.replace(self, scenario=scenario, optimizer=_optimizer(self.profile, scenario))
 
     @property
     def bucket_elements(self) -> int:
@@ -94,6 +101,10 @@ class Setting:
                 return word
 
 
+def _optimizer(profile: Profile, scenario: Scenario) -> Optimizer:
+    return load_optimizer(profile.optimizer_alias.get(scenario.optimizer, scenario.optimizer))
+
+
 def make_setting(
     model: Model,
     workload: Workload,
@@ -111,7 +122,7 @@ def make_setting(
         workload=workload.checked(),
         scenario=scenario,
         profile=profile,
-        optimizer=load_optimizer(profile.optimizer_alias.get(scenario.optimizer, scenario.optimizer)),
+        optimizer=_optimizer(profile, scenario),
         accelerator=accelerator,
         cluster=cluster,
         largest_module_params=largest_module_params,

@@ -13,7 +13,7 @@ from trainledger.account.states import state_account
 from trainledger.arrays import ints
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, make_plans, num_microbatches
-from trainledger.plans.setting import Setting, make_setting
+from trainledger.plans.setting import Setting
 from trainledger.rules import REFUSALS, passing
 
 MOST_GPUS_FACTOR = 1024
@@ -84,7 +84,7 @@ def _changes(setting: Setting, plans: Plans, gbs: int) -> Iterator[tuple[str, st
     halves = [row["mbs"] // 2**k for k in range(1, row["mbs"].bit_length())]
     yield from _column(setting, row, "mbs", halves, gbs)
     if scenario.recompute != "full":
-        yield "recompute", scenario.recompute, ["full"], _with(setting, recompute="full"), plans
+        yield "recompute", scenario.recompute, ["full"], setting.under(recompute="full"), plans
     yield from _column(setting, row, "zero_stage", list(range(row["zero_stage"] + 1, 4)), gbs)
     dp = row["dp_shard"]
     doublings = [2**k for k in range(1, dp.bit_length()) if dp % 2**k == 0]
@@ -92,12 +92,12 @@ def _changes(setting: Setting, plans: Plans, gbs: int) -> Iterator[tuple[str, st
         yield from _column(setting, row, axis, [row[axis] * factor for factor in doublings], gbs)
     for optimizer in LEANER:
         if optimizer in setting.profile.optimizers and scenario.optimizer == "adamw":
-            yield "optimizer", "adamw", [optimizer], _with(setting, optimizer=optimizer), plans
+            yield "optimizer", "adamw", [optimizer], setting.under(optimizer=optimizer), plans
     for place in setting.profile.offload:
         if place not in scenario.offload:
             offload = (*scenario.offload, place)
             before = ",".join(scenario.offload) or "none"
-            yield "offload", before, [",".join(offload)], _with(setting, offload=offload), plans
+            yield "offload", before, [",".join(offload)], setting.under(offload=offload), plans
     factors = ints(range(2, MOST_GPUS_FACTOR + 1))
     grown: dict[str, object] = {**row, "dp_shard": dp * factors}
     if setting.workload.gbs is not None:
@@ -123,15 +123,3 @@ def _column(
     changed["num_microbatches"] = num_microbatches(gbs, share)
     knob = "zero" if name == "zero_stage" else name
     yield knob, str(row[name]), [str(v) for v in values], setting, make_plans(changed)
-
-
-def _with(setting: Setting, **scenario: object) -> Setting:
-    """The setting with another scenario, looked up anew."""
-    return make_setting(
-        setting.model,
-        setting.workload,
-        msgspec.structs.replace(setting.scenario, **scenario),
-        accelerator=setting.accelerator,
-        cluster=setting.cluster,
-        largest_module_params=setting.largest_module_params,
-    )

@@ -18,7 +18,7 @@ from trainledger.arrays import FloatArray, IntArray
 from trainledger.errors import MissingFact
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
-from trainledger.plans.plan import Plans, Scenario
+from trainledger.plans.plan import Plans
 from trainledger.plans.setting import Setting
 from trainledger.plans.space import grid
 from trainledger.profiles.profile import INSTANTS
@@ -105,21 +105,17 @@ def run_search(
     gbs = workload.gbs or gpus
     base = dataclasses.replace(base, workload=msgspec.structs.replace(workload, gbs=gbs))
     rejected: dict[str, int] = {}
-    scored: list[_Scored] = []
-    evaluated = 0
-    for recompute in recomputes:
-        setting = dataclasses.replace(base, scenario=with_recompute(base.scenario, recompute))
-        inventory = Inventory(setting)
-        plans = grid(setting, gpus, fixed)
-        evaluated += len(plans)
-        scored.extend(_score(inventory, plans, rejected))
+    plans = grid(base, gpus, fixed)
+    scored = [
+        part for policy in recomputes for part in _score(Inventory(base.under(recompute=policy)), plans, rejected)
+    ]
     if len(rejected) == 1 and not scored:
-        require(REFUSALS, base, grid(base, gpus, fixed).take(slice(0, 1)))
+        require(REFUSALS, base, plans.take(slice(0, 1)))
     kept, nearest = _split(scored, usable, rejected)
     ranked, front = _ranked(kept, sort), _pareto(kept)
     return SearchResult(
         gbs=gbs,
-        evaluated=evaluated,
+        evaluated=len(plans) * len(recomputes),
         accepted=len(ranked),
         rejected=dict(sorted(rejected.items(), key=lambda item: -item[1])),
         plans=[_candidate(*place, usable) for place in ranked[:top]],
@@ -134,11 +130,6 @@ def _spaced(front: list[Place], most: int) -> list[Place]:
     if len(front) <= most:
         return front
     return [front[round(index * (len(front) - 1) / (most - 1))] for index in range(most)]
-
-
-def with_recompute(scenario: Scenario, recompute: str) -> Scenario:
-    """The same scenario under another recompute policy."""
-    return msgspec.structs.replace(scenario, recompute=recompute)
 
 
 def _score(inventory: Inventory, plans: Plans, rejected: dict[str, int]) -> list[_Scored]:

@@ -204,24 +204,10 @@ def _full(run: Run, plans: Plans) -> list[int]:
     whole = {**run.columns, "dp_replicate": 1, "dp_shard": 1}
     zero = 0 in run.setting.profile.zero_stages
     alone = make_plans({**whole, "zero_stage": 0 if zero else plans.zero_stage.tolist()})
-    account = state_account(Inventory(_on_device(run.setting)), alone)
+    account = state_account(Inventory(run.setting.under(offload=())), alone)
     nothing = np.zeros_like(account.pp_stage)[account.index]
     sums = [sum(peak_of(account, nothing, index).by_category[state] for state in STATES) for index in range(len(alone))]
     return sums * len(plans) if zero else sums
-
-
-def _on_device(setting: Setting) -> Setting:
-    """The same setting without offloading."""
-    if not setting.scenario.offload:
-        return setting
-    return make_setting(
-        setting.model,
-        setting.workload,
-        msgspec.structs.replace(setting.scenario, offload=()),
-        accelerator=setting.accelerator,
-        cluster=setting.cluster,
-        largest_module_params=setting.largest_module_params,
-    )
 
 
 def _ddp_wire(run: Run) -> float:
