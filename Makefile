@@ -96,5 +96,5 @@ $(READY): pyproject.toml constraints/test.txt | $(PY)
 
 $(DEV): $(READY)
 	@echo "installing the development tools into $(VENV)"
-	@$(PIP) --editable '.[dev]'
+	@$(PIP) --editable '.[dev,train]'
 	@touch $@

@@ -31,8 +31,8 @@ from trainledger.account.peak import peak_of, peak_totals
 from trainledger.account.shares import shares
 from trainledger.account.states import account_of, state_account
 from trainledger.account.traffic import all_traffic, wire_totals
-from trainledger.account.traffic_data import data_traffic
-from trainledger.account.traffic_model import model_traffic
+from trainledger.account.traffic.data import data_traffic
+from trainledger.account.traffic.model import model_traffic
 from trainledger.errors import BadInput
 from trainledger.facts.by_hand import model_by_hand, model_from_count
 from trainledger.facts.model import Model

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 
 from trainledger.account.activations import activation_bytes
-from trainledger.account.collectives import Collective
 from trainledger.account.peak import Peak, peak_of
 from trainledger.account.shares import Shares, shares
 from trainledger.account.states import account_of, buffer_bytes, on_host, standing, tensor_bytes
 from trainledger.account.traffic import all_traffic
+from trainledger.account.traffic.collectives import Collective
 from trainledger.inventory.buffers import Buffer
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import Line, line_id

@@ -114,9 +114,9 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How this engine communicates: the knobs of account/traffic_data.py and traffic_model.py.
+    """How this engine communicates: the knobs of account/traffic/data.py and its neighbours.
 
-    style                    which function of traffic_data.py counts the data-parallel calls
+    style                    which function of account/traffic/data.py counts the data-parallel calls
     tp_style                 megatron saves a layer's sharded input and gathers it again, dtensor keeps it gathered
     cp_comm, cp_choices      how context parallelism exchanges by default, and what --cp-comm may say
     recompute_reruns_last    recomputing a block repeats its last reduction; a checkpoint that stops early does not

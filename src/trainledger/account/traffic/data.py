@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from trainledger.account.collectives import Collective, Op, collective, summed
 from trainledger.account.shares import Shares, megatron_buffers, shares_elements
+from trainledger.account.traffic.collectives import Collective, Op, collective, summed
 from trainledger.arrays import IntArray, ceil_div, one_of
 from trainledger.dtypes import bytes_of, kept_bytes
 from trainledger.inventory.buffers import gathered_parts

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trainledger.account.collectives import Collective
 from trainledger.account.shares import Shares, shares
 from trainledger.account.states import COLUMNS
-from trainledger.account.traffic_data import data_traffic
-from trainledger.account.traffic_model import model_traffic
+from trainledger.account.traffic.collectives import Collective
+from trainledger.account.traffic.data import data_traffic
+from trainledger.account.traffic.model import model_traffic
 from trainledger.arrays import FloatArray, IntArray, one_of, stacked
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans

@@ -1,0 +1,1 @@
+"""Observers: what a run really held, sent, computed and waited for. They know lines and torch, and no formula."""

@@ -1,0 +1,75 @@
+"""What one rank saw of a run, as plain data: written by observers, read by reconcile. No torch here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from trainledger.lines import Line
+
+Instant = Literal["rest", "loss", "backward"]
+"""Between steps; after the loss of the last micro-batch; at the end of its backward, before the optimizer steps."""
+
+
+class Unclaimed(msgspec.Struct, frozen=True, kw_only=True):
+    """A live storage that no named tensor uses: its size, and the operation and phase it was born in."""
+
+    bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    op: str
+    phase: str
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """All live storages of one instant.
+
+    claimed   held lines by id: `held/<category>/<parameter name>[:what]`, local bytes of this rank; what a storage
+              holds beyond its named tensors is `held/padding/<category>`
+    """
+
+    instant: Instant
+    claimed: dict[str, int]
+    unclaimed: tuple[Unclaimed, ...]
+    total_bytes: int
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """Collectives of one kind, group and dtype in one optimizer step, all together.
+
+    op      a word of account/traffic/collectives.py: all_reduce, all_gather, reduce_scatter, all_to_all, send, recv,
+            broadcast ...
+    group   the ledger's name of the group: dp, dp_shard, dp_replicate, tp, cp, pp, ep, expert_dp_shard, embedding,
+            world
+    """
+
+    op: str
+    group: str
+    dtype: str
+    ranks: int
+    count: int
+    in_bytes: int
+    out_bytes: int
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's observed step.
+
+    flop          FLOP by operation: matmul, grouped_matmul, attention_forward, attention_backward
+    phases_s      wall time: forward, backward, clip, optimizer, step
+    reported      lines that have no exact prediction: saved activations, peak, the largest gathered unit
+    losses        mean loss of every step on the ranks that compute it
+    gathered      parameters of each unit as gathered, largest at once: `held/gathered/<unit>` to bytes
+    """
+
+    rank: int
+    digest: str
+    held: tuple[Held, ...]
+    calls: tuple[Call, ...]
+    flop: dict[str, int]
+    phases_s: dict[str, float]
+    losses: tuple[float, ...]
+    gathered: dict[str, int] = {}
+    reported: tuple[Line, ...] = ()
+    torch_version: str = ""

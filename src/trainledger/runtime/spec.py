@@ -1,0 +1,55 @@
+"""What a rank must be told to take part in a run: a RunSpec, the same on every rank, as JSON.
+
+The service builds it once the rules have passed; ranks compare its digest before they start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+
+from trainledger.facts.model import Model
+
+Precision = Literal["fp32", "bf16"]
+Optimizer = Literal["adamw", "adamw-fused", "sgd", "sgd-momentum"]
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One run.
+
+    config          the Hugging Face config.json that `model` was read from: activation, norms, rotary positions
+    plan            the row of a Plans: degrees, zero_stage, mbs, num_microbatches
+    pp_layout       layers of each virtual stage in order; () is the engine's own split
+    early_stop      a recomputed block stops at the last tensor that the backward needs
+    loss_parallel   under tp the loss is computed on the cut vocabulary
+    clip_norm       gradients are scaled down to this global norm; 0: left alone
+    steps           optimizer steps; the last one is the one that is observed
+    faults          planted faults (runtime/faults.py), for tests of the proof itself
+    """
+
+    model: Model
+    config: dict[str, Any]
+    plan: dict[str, int]
+    seq: int
+    pp_layout: tuple[int, ...] = ()
+    precision: Precision = "fp32"
+    optimizer: Optimizer = "adamw"
+    recompute: str = "none"
+    early_stop: bool = True
+    schedule: str = "1f1b"
+    cp_comm: str = "ring"
+    loss_parallel: bool = True
+    clip_norm: float = 1.0
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    seed: int = 0
+    steps: int = 2
+    observe: bool = True
+    faults: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Hash of everything above, which all ranks must share."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
