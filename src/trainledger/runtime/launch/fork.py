@@ -1,0 +1,91 @@
+"""Ranks forked from a clean server that has torch in memory: a world on this machine in a fraction of a second.
+
+The server is the standard library's (multiprocessing, start method "forkserver"): a process of its own, without
+threads, that imports torch once and forks whenever a rank is asked for. It ends with the last process that can ask.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from multiprocessing.connection import Pipe
+from typing import TypeVar, TypeVarTuple
+
+from trainledger.runtime.launch.rank import Progress, Seat, report, serve
+from trainledger.runtime.launch.watch import Member, RankFailed, dismiss, end, gather
+
+__all__ = ["Progress", "RankFailed", "report", "run_forked"]
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+def run_forked(
+    world_size: int,
+    target: Callable[[int, *Arguments], Result],
+    *args: *Arguments,
+    timeout_s: float = 60.0,
+    threads: int = 1,
+    progress: Progress | None = None,
+    show: bool = False,
+) -> list[Result]:
+    """What `target(rank, *args)` returns on every rank, in rank order.
+
+    The target is a function of a module, called in a process of its own whose default process group (gloo) is made.
+    The first rank that raises or dies ends all others and is named in RankFailed, as does the end of `timeout_s`,
+    counted from when all ranks are there. `progress` hears what rank 0 says with `report`. With `show` the ranks write
+    where this process writes; otherwise what they write is kept for the error message.
+    """
+    job = pickle.dumps((target, args))
+    with tempfile.TemporaryDirectory(prefix="trainledger-", ignore_cleanup_errors=True) as folder:
+        members: list[Member] = []
+        try:
+            for rank in range(world_size):
+                seat = Seat(
+                    rank=rank,
+                    world=world_size,
+                    folder=folder,
+                    threads=threads,
+                    group_s=2 * timeout_s + 60,
+                    show=show,
+                )
+                members.append(_start(seat, job, in_main=target.__module__ == "__main__"))
+            results = gather(members, timeout_s, progress)
+            dismiss(members)
+        finally:
+            end(members)
+    return results
+
+
+def _start(seat: Seat, job: bytes, *, in_main: bool) -> Member:
+    """Fork one rank."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["trainledger.runtime.launch.preload"])
+    ours, theirs = Pipe()
+    process = context.Process(target=serve, args=(theirs, seat, job), name=f"rank-{seat.rank}", daemon=True)
+    if in_main:
+        process.start()
+    else:
+        with _without_main():
+            process.start()
+    theirs.close()
+    return Member(seat, process, ours)
+
+
+@contextmanager
+def _without_main() -> Generator[None]:
+    """Hide the main module from multiprocessing, which would run it again in every rank.
+
+    A user's script that calls this package at its top level would call it again there, without end.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

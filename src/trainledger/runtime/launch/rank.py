@@ -1,0 +1,174 @@
+"""What a forked rank does: join the process group, run the target, hand over what it returned.
+
+Its link to the parent is its lifeline too. The parent never closes it while the rank is wanted, so the end of it means
+that the parent has died, and the rank exits at once, wherever it is.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainledger.runtime.launch import QUIET
+
+Progress = Callable[[int, int, str], None]
+"""Called with how many are done, of how many, and of what."""
+
+STACK_SIGNAL = signal.SIGUSR1
+"""Makes a rank write into its log where it is; the handler is faulthandler's, so a blocked rank obeys as well."""
+
+ORPHANED = 113
+"""Exit status of a rank whose parent has gone."""
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank sits: its number, the folder it shares with the others, and how it runs.
+
+    group_s   the limit of one collective: above the parent's own, so that the parent is the one to speak
+    show      its output goes where the server's goes, not into its log
+    """
+
+    rank: int
+    world: int
+    folder: str
+    threads: int
+    group_s: float
+    show: bool
+
+    @property
+    def log(self) -> Path:
+        """What the rank writes to stdout and stderr."""
+        return Path(self.folder) / f"rank-{self.rank}.log"
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """An exception that left the target; `at_s` is on the clock that all processes of a machine share."""
+
+    at_s: float
+    headline: str
+    trace: str
+
+
+class Link:
+    """The rank's end of the pipe to its parent."""
+
+    def __init__(self, pipe: Connection[Any, Any], seat: Seat) -> None:
+        self._pipe = pipe
+        self._seat = seat
+        self._sending = threading.Lock()
+        self._dismissed = threading.Event()
+        threading.Thread(target=self._listen, name="parent", daemon=True).start()
+
+    def send(self, kind: str, content: object) -> None:
+        """Hand something to the parent; a parent that is gone is noticed by the listening thread."""
+        with self._sending:
+            self._pipe.send((kind, content))
+
+    def wait_for_dismissal(self) -> None:
+        """Until the parent has heard from every rank: a rank that left sooner would cut off the others."""
+        self._dismissed.wait()
+
+    def _listen(self) -> None:
+        try:
+            self._pipe.recv()
+        except (EOFError, OSError):
+            shutil.rmtree(self._seat.folder, ignore_errors=True)
+            os._exit(ORPHANED)
+        self._dismissed.set()
+
+
+_link: Link | None = None
+
+
+def report(done: int, total: int, text: str) -> None:
+    """Tell the parent's progress callback; for use in a target. Every rank may call it, and rank 0 is heard."""
+    if _link is not None:
+        _link.send("progress", (done, total, text))
+
+
+def serve(pipe: Connection[Any, Any], seat: Seat, job: bytes) -> None:
+    """Main function of a rank; `job` is the pickled (target, arguments), opened where a failure can be told."""
+    global _link  # noqa: PLW0603  # one rank, one link; a target is given its rank and its arguments only
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    link = Link(pipe, seat)
+    _keep_output(seat)
+    try:
+        _join(seat)
+        _link = link if seat.rank == 0 else None
+        target, arguments = pickle.loads(job)  # noqa: S301  # written by the parent of this very process
+        link.send("result", target(seat.rank, *arguments))
+    except BaseException as error:  # noqa: BLE001  # whatever it is, the parent must hear of it
+        link.send("failed", _failure(error))
+        # It stays until it is killed: leaving would break the collectives of the others, and hide the cause.
+        threading.Event().wait()
+    link.wait_for_dismissal()
+    _leave()
+
+
+def _keep_output(seat: Seat) -> None:
+    """Send the rank's output, of Python and of C++, into its log."""
+    log = os.open(seat.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    faulthandler.register(STACK_SIGNAL, file=log, all_threads=False)
+    if not seat.show:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _join(seat: Seat) -> None:
+    """Make the default process group: gloo, met through a file, so that no port can be taken."""
+    os.environ.update(
+        QUIET,
+        RANK=str(seat.rank),
+        LOCAL_RANK=str(seat.rank),
+        WORLD_SIZE=str(seat.world),
+        LOCAL_WORLD_SIZE=str(seat.world),
+    )
+    # The ranks share a machine: its host name need not resolve, and its network card need not be up.
+    loopback = next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), None)
+    if loopback:
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(seat.threads)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{seat.folder}/store",
+        rank=seat.rank,
+        world_size=seat.world,
+        timeout=timedelta(seconds=seat.group_s),
+    )
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _failure(error: BaseException) -> Failure:
+    """What is told of an exception, without the frame of `serve`."""
+    inner = error.__traceback__.tb_next if error.__traceback__ else None
+    return Failure(
+        at_s=time.monotonic(),
+        headline="".join(traceback.format_exception_only(error)).strip(),
+        trace="".join(traceback.format_exception(type(error), error, inner or error.__traceback__)),
+    )
