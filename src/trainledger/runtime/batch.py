@@ -1,0 +1,29 @@
+"""The tokens of a run: the same global batch whatever the layout, and each rank's part of it."""
+
+from __future__ import annotations
+
+import torch
+
+from trainledger.plans.ranks import Place
+from trainledger.runtime.spec import RunSpec
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def global_batch(spec: RunSpec, step: int) -> Batch:
+    """(tokens, labels) [sequences, seq] of one optimizer step, drawn from `spec.seed` and the step."""
+    plan = spec.plan
+    sequences = plan["mbs"] * plan["num_microbatches"] * plan["dp_replicate"] * plan["dp_shard"]
+    generator = torch.Generator().manual_seed(spec.seed * 1_000_003 + step)
+    drawn = torch.randint(0, spec.model.vocab_size, (sequences, spec.seq + 1), generator=generator)
+    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+
+def local_batches(spec: RunSpec, place: Place, step: int) -> list[Batch]:
+    """This rank's micro-batches [mbs, seq] of a step, sequences whole; context parallelism cuts them later."""
+    plan = spec.plan
+    mbs, num = plan["mbs"], plan["num_microbatches"]
+    replica = place.dp_replicate * plan["dp_shard"] + place.dp_shard
+    own = slice(replica * mbs * num, (replica + 1) * mbs * num)
+    tokens, labels = global_batch(spec, step)
+    return list(zip(tokens[own].split(mbs), labels[own].split(mbs), strict=True))
