@@ -1,0 +1,120 @@
+"""Softmax attention with grouped heads, driven by an AttentionRule."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainledger.runtime.model.attend import Attend, fused
+from trainledger.runtime.model.context import Context
+from trainledger.runtime.model.rotary import rotate
+from trainledger.runtime.model.semantics import AttentionRule
+
+
+class Attention(nn.Module):
+    """Projections, norms, positions, `attend`, output projection; its children are grafted by the block.
+
+    attend      q [B, H, S, D], k and v [B, KV, S, D] (and a mask, where the layer needs one) to [B, H, S, D]; context
+                parallelism replaces it, and must refuse a layer whose `plain` is false
+    first_head  which of the model's heads is the first here; tensor parallelism sets it where ALiBi is used
+    """
+
+    def __init__(self, rule: AttentionRule) -> None:
+        super().__init__()
+        self.rule = rule
+        self.first_head = 0
+        self.attend: Attend = functools.partial(fused, scale=rule.scale)
+
+    @property
+    def plain(self) -> bool:
+        """Whether causal attention over all keys is everything that this layer does."""
+        rule = self.rule
+        return rule.window is None and rule.softcap is None and not rule.sinks and not rule.alibi
+
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        """[B, S, H] to [B, S, H]."""
+        q, k, v = (part.transpose(1, 2) for part in self.project(hidden))
+        q, k = self.position(q, k, context)
+        return self.finish(self.mix(q, k, v, context))
+
+    def project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Q [B, S, heads, D], k and v [B, S, KV heads, D]; how many heads is what the matrices here say."""
+        rule = self.rule
+        if rule.qkv == "separate":
+            q, k, v = (self.get_submodule(name)(hidden) for name in (rule.q, rule.k, rule.v))
+            if rule.qk_norm == "wide":
+                q, k = self.get_submodule(rule.q_norm)(q), self.get_submodule(rule.k_norm)(k)
+            q, k, v = (part.unflatten(-1, (-1, rule.head_dim)) for part in (q, k, v))
+        else:
+            q, k, v = self._split(self.get_submodule(rule.fused)(hidden))
+        if rule.qk_norm == "head":
+            q, k = self.get_submodule(rule.q_norm)(q), self.get_submodule(rule.k_norm)(k)
+        return q, k, v
+
+    def _split(self, together: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rule = self.rule
+        heads = together.unflatten(-1, (-1, rule.head_dim))
+        if rule.qkv == "rows":
+            kv = heads.shape[2] // (rule.group + 2)
+            q, k, v = heads.split((kv * rule.group, kv, kv), dim=2)
+            return q, k, v
+        q, k, v = heads.unflatten(2, (-1, rule.group + 2)).split((rule.group, 1, 1), dim=3)
+        return q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3)
+
+    def position(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Turn q and k [B, H, S, D] by their positions."""
+        rule = self.rule
+        if rule.rotary is not None:
+            turn, interleaved = context.tables[rule.rotary], context.interleaved[rule.rotary]
+            q, k = rotate(q, turn, interleaved=interleaved), rotate(k, turn, interleaved=interleaved)
+        return q, k
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        """Attention itself."""
+        mask = context.mask(self.rule)
+        return self.attend(q, k, v) if mask is None else self.attend(q, k, v, mask)
+
+    def finish(self, mixed: Tensor) -> Tensor:
+        """[B, heads, S, D] to [B, S, H]."""
+        return self.get_submodule(self.rule.out)(mixed.transpose(1, 2).flatten(2))
+
+
+class LatentAttention(Attention):
+    """DeepSeek's MLA: q, k and v through low ranks, one rotary key for all heads."""
+
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        """[B, S, H] to [B, S, H]. v is padded to the width of q and k, which fused kernels want, and cut again."""
+        rule = self.rule
+        q_pass, q_turn = self._query(hidden).transpose(1, 2).split((rule.nope, rule.rope), dim=-1)
+        latent = self.get_submodule("kv_a_proj_with_mqa")(hidden)
+        latent, k_turn = latent.split((latent.shape[-1] - rule.rope, rule.rope), dim=-1)
+        latent = self.get_submodule("kv_b_proj")(self.get_submodule("kv_a_layernorm")(latent))
+        k_pass, v = (
+            latent.unflatten(-1, (-1, rule.nope + rule.value)).transpose(1, 2).split((rule.nope, rule.value), dim=-1)
+        )
+        q_turn, k_turn = self.position(q_turn, k_turn.unsqueeze(1), context)
+        q = torch.cat((q_pass, q_turn), dim=-1)
+        k = torch.cat((k_pass, k_turn.expand(-1, k_pass.shape[1], -1, -1)), dim=-1)
+        wide = q.shape[-1] - rule.value
+        if wide < 0:
+            k, q = functional.pad(k, (0, -wide)), functional.pad(q, (0, -wide))
+        mixed = self.mix(q, k, functional.pad(v, (0, wide)) if wide > 0 else v, context)
+        return self.finish(mixed[..., : rule.value])
+
+    def _query(self, hidden: Tensor) -> Tensor:
+        """Q [B, S, heads, nope + rope]."""
+        rule = self.rule
+        if rule.q == "q_proj":
+            q = self.get_submodule("q_proj")(hidden)
+        else:
+            latent = self.get_submodule("q_a_layernorm")(self.get_submodule("q_a_proj")(hidden))
+            q = self.get_submodule("q_b_proj")(latent)
+        return q.unflatten(-1, (-1, rule.head_dim))
+
+
+def make_attention(rule: AttentionRule) -> Attention:
+    """The module of a rule."""
+    return LatentAttention(rule) if rule.kind == "mla" else Attention(rule)

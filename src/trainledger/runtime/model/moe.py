@@ -1,0 +1,91 @@
+"""Routed experts: the router, the grouped matrix products, and the shared network beside them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainledger.runtime.model.mlp import ACTIVATIONS
+from trainledger.runtime.model.router import route
+from trainledger.runtime.model.semantics import MoeRule
+from trainledger.runtime.model.tree import weight_of
+
+
+class Dispatch(Protocol):
+    """How tokens reach their experts: rows [T, H], weights and chosen experts [T, k] to the weighted sums [T, H]."""
+
+    def __call__(self, experts: Experts, rows: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Dispatch, run, combine."""
+        ...
+
+
+class Experts(nn.Module):
+    """The experts that this rank holds, as stacks [experts, ...] that the block grafts.
+
+    `forward` takes rows that are sorted by expert, and how many rows each expert here gets.
+    """
+
+    def __init__(self, rule: MoeRule) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Rows [N, H] and counts [experts here], which sum to N, to [N, H]. An expert may have no row."""
+        ends = counts.cumsum(0).to(torch.int32)
+        if self.rule.stacked != "no":
+            return self._stacked(rows, counts, ends)
+        gate, up, down = (weight_of(self, f"*.{name}.weight").transpose(-2, -1) for name in self.rule.names)
+        act = ACTIVATIONS[self.rule.activation]
+        inner = act(functional.grouped_mm(rows, gate, offs=ends)) * functional.grouped_mm(rows, up, offs=ends)
+        return functional.grouped_mm(inner, down, offs=ends)
+
+    def _stacked(self, rows: Tensor, counts: Tensor, ends: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Moe(nn.Module):
+    """A network of routed experts.
+
+    dispatch  None: all experts are here; expert parallelism sets a function that reaches those of other ranks
+    """
+
+    def __init__(self, rule: MoeRule) -> None:
+        super().__init__()
+        self.rule = rule
+        self.dispatch: Dispatch | None = None
+        self.correction: Tensor | None = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, S, H] to [B, S, H]."""
+        rule = self.rule
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        weights, chosen = self.route(rows)
+        mixed = (self.dispatch or here)(self.get_submodule("experts"), rows, weights, chosen)  # pyright: ignore[reportArgumentType]  # grafted as Experts
+        if rule.shared is not None:
+            beside = self.get_submodule(rule.shared.path)(rows)
+            if rule.shared_gate is not None:
+                beside = self.get_submodule(rule.shared_gate)(rows).sigmoid() * beside
+            mixed = mixed + beside
+        return mixed.view_as(hidden)
+
+    def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights [T, k] in the dtype of the rows and the experts chosen [T, k]."""
+        return route(self.rule, self.get_submodule(self.rule.gate), rows, self.correction)
+
+
+def here(experts: Experts, rows: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """Every expert is on this rank: sort the visits by expert, run them, add them up by token. [T, H] to [T, H]."""
+    held = next(experts.parameters()).shape[0]
+    visits = chosen.flatten()
+    order = visits.argsort(stable=True)
+    tokens = order // chosen.shape[1]
+    counts = visits.new_zeros(held).scatter_add(0, visits, torch.ones_like(visits))
+    weight = weights.flatten()[order, None]
+    if experts.rule.scale_input:
+        given = experts(rows[tokens] * weight, counts)
+    else:
+        given = experts(rows[tokens], counts) * weight
+    return torch.zeros_like(rows).index_add(0, tokens, given)
