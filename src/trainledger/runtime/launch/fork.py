@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from multiprocessing.connection import Pipe
 from typing import TypeVar, TypeVarTuple
 
+from trainledger.runtime.launch.failure import RankFailed
 from trainledger.runtime.launch.rank import Progress, Seat, report, serve
-from trainledger.runtime.launch.watch import Member, RankFailed, dismiss, end, gather
+from trainledger.runtime.launch.watch import Member, dismiss, end, gather
 
 __all__ = ["Progress", "RankFailed", "report", "run_forked"]
 
@@ -74,7 +75,7 @@ def _start(seat: Seat, job: bytes, *, in_main: bool) -> Member:
         with _without_main():
             process.start()
     theirs.close()
-    return Member(seat, process, ours)
+    return Member(seat, process, ours)  # pyright: ignore[reportArgumentType]  # the type of another platform
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import importlib
 import os
 import warnings
 
-from trainledger.runtime.launch import QUIET
+from trainledger.runtime.launch.environment import QUIET
 
 MODULES = (
     "torch",

@@ -11,11 +11,8 @@ import os
 import pickle
 import shutil
 import signal
-import socket
 import sys
 import threading
-import time
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -24,7 +21,8 @@ from typing import Any
 
 import msgspec
 
-from trainledger.runtime.launch import QUIET
+from trainledger.runtime.launch.environment import QUIET, one_machine
+from trainledger.runtime.launch.failure import failure_of
 
 Progress = Callable[[int, int, str], None]
 """Called with how many are done, of how many, and of what."""
@@ -54,14 +52,6 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     def log(self) -> Path:
         """What the rank writes to stdout and stderr."""
         return Path(self.folder) / f"rank-{self.rank}.log"
-
-
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An exception that left the target; `at_s` is on the clock that all processes of a machine share."""
-
-    at_s: float
-    headline: str
-    trace: str
 
 
 class Link:
@@ -113,7 +103,7 @@ def serve(pipe: Connection[Any, Any], seat: Seat, job: bytes) -> None:
         target, arguments = pickle.loads(job)  # noqa: S301  # written by the parent of this very process
         link.send("result", target(seat.rank, *arguments))
     except BaseException as error:  # noqa: BLE001  # whatever it is, the parent must hear of it
-        link.send("failed", _failure(error))
+        link.send("failed", failure_of(error))
         # It stays until it is killed: leaving would break the collectives of the others, and hide the cause.
         threading.Event().wait()
     link.wait_for_dismissal()
@@ -134,23 +124,19 @@ def _keep_output(seat: Seat) -> None:
 def _join(seat: Seat) -> None:
     """Make the default process group: gloo, met through a file, so that no port can be taken."""
     os.environ.update(
-        QUIET,
+        {**QUIET, **one_machine()},
         RANK=str(seat.rank),
         LOCAL_RANK=str(seat.rank),
         WORLD_SIZE=str(seat.world),
         LOCAL_WORLD_SIZE=str(seat.world),
     )
-    # The ranks share a machine: its host name need not resolve, and its network card need not be up.
-    loopback = next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), None)
-    if loopback:
-        os.environ["GLOO_SOCKET_IFNAME"] = loopback
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(seat.threads)
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{seat.folder}/store",
+        store=dist.FileStore(f"{seat.folder}/store", seat.world),  # pyright: ignore[reportPrivateImportUsage]  # documented
         rank=seat.rank,
         world_size=seat.world,
         timeout=timedelta(seconds=seat.group_s),
@@ -162,13 +148,3 @@ def _leave() -> None:
 
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _failure(error: BaseException) -> Failure:
-    """What is told of an exception, without the frame of `serve`."""
-    inner = error.__traceback__.tb_next if error.__traceback__ else None
-    return Failure(
-        at_s=time.monotonic(),
-        headline="".join(traceback.format_exception_only(error)).strip(),
-        trace="".join(traceback.format_exception(type(error), error, inner or error.__traceback__)),
-    )

@@ -1,9 +1,8 @@
-"""The parent's side of a world of ranks: hear them, notice the first that fails, end them all."""
+"""The parent's side of a world of forked ranks: hear them, notice the first that fails, end them all."""
 
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,8 +10,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-from trainledger.errors import TrainledgerError
-from trainledger.runtime.launch.rank import STACK_SIGNAL, Failure, Progress, Seat
+from trainledger.runtime.launch.failure import Failure, RankFailed, died, raised, stack_in
+from trainledger.runtime.launch.rank import STACK_SIGNAL, Progress, Seat
 
 SETTLE_S = 0.3
 """An exception may be the echo of another rank's death, whose notice is on its way for this long."""
@@ -26,22 +25,6 @@ GRACE_S = 0.5
 LEAVE_S = 10.0
 """Time to leave the process group and exit, after all results are in."""
 
-TAIL_LINES = 20
-"""How much of a traceback or log is shown."""
-
-
-class RankFailed(TrainledgerError):
-    """A rank raised, died or did not end in time; all ranks have been ended.
-
-    rank     the one that failed first
-    status   its exit status, minus the signal that killed it, or None where it was still running
-    """
-
-    def __init__(self, rank: int, status: int | None, message: str) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.status = status
-
 
 class Member:
     """One rank as its parent sees it."""
@@ -53,7 +36,7 @@ class Member:
         self.result: Any = None
         self.finished = False
         self.failure: Failure | None = None
-        self.open = True
+        self._open = True
 
     @property
     def exitcode(self) -> int | None:
@@ -62,13 +45,18 @@ class Member:
 
     @property
     def died(self) -> bool:
-        """It is gone without a word."""
+        """It is gone without a word; ask once all it sent has been heard."""
         return self.exitcode is not None and not self.finished and self.failure is None
+
+    @property
+    def events(self) -> list[Connection[Any, Any] | int]:
+        """What becomes ready when there is something to hear, or when it dies."""
+        return [self.pipe, self.process.sentinel] if self._open else [self.process.sentinel]
 
     def hear(self, progress: Progress | None) -> None:
         """Take in all that has been sent."""
         try:
-            while self.open and self.pipe.poll():
+            while self._open and self.pipe.poll():
                 kind, content = self.pipe.recv()
                 if kind == "progress":
                     if progress is not None:
@@ -78,15 +66,19 @@ class Member:
                 else:
                     self.failure = content
         except (EOFError, OSError):
-            self.open = False
+            self._open = False
 
-    def tail(self) -> str:
-        """The last lines of its log."""
-        try:
-            text = self.seat.log.read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
-        return _last_lines(text)
+    def log(self) -> str:
+        """What it wrote so far."""
+        return self.seat.log.read_text(errors="replace") if self.seat.log.exists() else ""
+
+    def error(self) -> RankFailed:
+        """Why it failed; only for one that has."""
+        rank, world, status = self.seat.rank, self.seat.world, self.exitcode
+        if self.failure is not None:
+            return raised(rank, world, status, self.failure)
+        assert status is not None, f"rank {rank} runs and has not failed"
+        return died(rank, world, status, self.log())
 
 
 def gather(members: Sequence[Member], timeout_s: float, progress: Progress | None) -> list[Any]:
@@ -95,7 +87,7 @@ def gather(members: Sequence[Member], timeout_s: float, progress: Progress | Non
     while not all(member.finished for member in members):
         left = deadline - time.monotonic()
         if left <= 0:
-            raise _too_long(members, timeout_s)
+            raise _too_long([member for member in members if not member.finished], timeout_s)
         _listen(members, left, progress)
         if any(member.failure or member.died for member in members):
             _settle(members)
@@ -112,15 +104,16 @@ def dismiss(members: Sequence[Member]) -> None:
     for member in members:
         member.process.join(max(0.0, deadline - time.monotonic()))
     for member in members:
-        if member.exitcode != 0:
-            raise RankFailed(member.seat.rank, member.exitcode, _described(member, members, "after its result "))
+        if member.exitcode is None:
+            raise _too_long([member], LEAVE_S)
+        if member.exitcode:
+            raise died(member.seat.rank, member.seat.world, member.exitcode, member.log())
 
 
 def end(members: Sequence[Member]) -> None:
     """Leave no rank running: ask, then kill."""
     for member in members:
-        with suppress(OSError, AttributeError):
-            member.process.terminate()
+        member.process.terminate()
     deadline = time.monotonic() + GRACE_S
     for member in members:
         member.process.join(max(0.0, deadline - time.monotonic()))
@@ -132,17 +125,19 @@ def end(members: Sequence[Member]) -> None:
 
 
 def _listen(members: Sequence[Member], timeout_s: float, progress: Progress | None) -> None:
-    """Wait for a message or a death."""
-    pipes = [member.pipe for member in members if member.open and not member.finished]
-    wait([*pipes, *(member.process.sentinel for member in members)], timeout_s)
+    """Wait for a message or a death. A rank that has finished stays, so that its end is a failure too."""
+    wait([event for member in members for event in member.events], timeout_s)
     for member in members:
         member.hear(progress)
         if member.exitcode is not None:
             # What it sent before its end may have come between the two looks.
             member.hear(progress)
+            if member.finished:
+                raise died(member.seat.rank, member.seat.world, member.exitcode, member.log())
 
 
 def _settle(members: Sequence[Member]) -> None:
+    """Give a silent death the time to be noticed."""
     deadline = time.monotonic() + SETTLE_S
     while not any(member.died for member in members) and (left := deadline - time.monotonic()) > 0:
         wait([member.process.sentinel for member in members], left)
@@ -152,53 +147,25 @@ def _settle(members: Sequence[Member]) -> None:
 
 def _first_failure(members: Sequence[Member]) -> RankFailed:
     """Of a rank that died silently, else of the one that raised first."""
-    died = [member for member in members if member.died]
-    raised = sorted((member.failure.at_s, member.seat.rank) for member in members if member.failure)
-    culprit = died[0] if died else members[raised[0][1]]
-    return RankFailed(culprit.seat.rank, culprit.exitcode, _described(culprit, members, ""))
+    silent = [member for member in members if member.died]
+    if silent:
+        return silent[0].error()
+    spoke = [(member.failure.at_s, member.seat.rank) for member in members if member.failure]
+    return members[min(spoke)[1]].error()
 
 
-def _described(member: Member, members: Sequence[Member], when: str) -> str:
-    """One message: which rank, how, and the last it said."""
-    who = f"rank {member.seat.rank} of {len(members)}"
-    if member.failure is not None:
-        return f"{who} raised {member.failure.headline}\n{_last_lines(member.failure.trace)}"
-    code = member.exitcode
-    if code is None:
-        how = f"did not exit within {LEAVE_S:g} s"
-    elif code < 0:
-        how = f"was killed by {_signal_name(-code)}"
-    else:
-        how = f"exited with status {code} and no result"
-    advice = " (the kernel does that when memory runs out: fewer ranks or smaller shapes)" if code == -9 else ""
-    tail = member.tail()
-    return f"{who} {when}{how}{advice}" + (f"; the last it wrote:\n{tail}" if tail else "")
-
-
-def _too_long(members: Sequence[Member], timeout_s: float) -> RankFailed:
+def _too_long(late: Sequence[Member], timeout_s: float) -> RankFailed:
     """The time is over: ask those that have not finished where they are."""
-    late = [member for member in members if not member.finished]
     for member in late:
         if member.process.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(member.process.pid, STACK_SIGNAL)
     time.sleep(STACK_S)
+    where = "\n".join(f"  rank {member.seat.rank} is here:\n{stack_in(member.log())}" for member in late)
     ranks = ", ".join(str(member.seat.rank) for member in late)
     first = late[0]
     return RankFailed(
         first.seat.rank,
         first.exitcode,
-        f"rank {ranks} of {len(members)} did not end within {timeout_s:g} s (timeout_s); "
-        f"rank {first.seat.rank} is here:\n{first.tail()}",
+        f"rank {ranks} of {first.seat.world} did not end within {timeout_s:g} s (timeout_s)\n{where}",
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _last_lines(text: str) -> str:
-    return "\n".join("    " + line for line in text.rstrip().splitlines()[-TAIL_LINES:])
