@@ -91,6 +91,26 @@ def model_by_hand(
     return _model(parts, name=name, source="sizes given by hand")
 
 
+def config_by_hand(
+    *, hidden: int, layers: int, heads: int, ffn: int, vocab: int, kv_heads: int | None = None
+) -> dict[str, Any]:
+    """The config.json of `model_by_hand`: a Llama, whose tensors are the same.
+
+    >>> config_by_hand(hidden=64, layers=2, heads=4, ffn=96, vocab=256)["num_key_value_heads"]
+    4
+    """
+    return {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads if kv_heads is None else kv_heads,
+        "intermediate_size": ffn,
+        "vocab_size": vocab,
+        "tie_word_embeddings": False,
+    }
+
+
 def model_from_count(n_params: int) -> Model:
     """A model of which only the parameter count is known: one tensor without layers, good for states alone.
 

@@ -13,6 +13,9 @@ from typing import Literal
 
 import msgspec
 
+Score = Literal["alibi", "sinks", "soft-cap"]
+"""What changes attention scores beside the causal mask: a slope by distance, a learned sink per head, a squashing."""
+
 Role = Literal[
     "embedding", "position", "norm", "attention", "mlp", "router", "expert", "shared_expert", "ssm", "mtp", "head"
 ]
@@ -57,6 +60,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     kind         "mha" (also GQA and MQA) or "mla"
     window       keys a query sees at most; None: all before it
     q_lora_rank, kv_lora_rank, rope_head_dim   MLA only, else 0
+    scores       what changes scores beside the causal mask and the window
     """
 
     heads: int
@@ -69,6 +73,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     kv_lora_rank: int = 0
     rope_head_dim: int = 0
     qk_norm: bool = False
+    scores: tuple[Score, ...] = ()
 
 
 class Mlp(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +108,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     norms     normalisations over the hidden size in the block
     parallel  attention and MLP read the same normalised input and share one residual add
+    keeps_end something after the block's last matrix keeps what it gives for the backward: a norm, a gate, a factor
     """
 
     kind: str
@@ -114,6 +120,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     moe: Moe | None = None
     ssm: Ssm | None = None
     parallel: bool = False
+    keeps_end: bool = False
 
     @property
     def numel(self) -> int:

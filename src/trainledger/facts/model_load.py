@@ -53,17 +53,26 @@ def load_model(name_or_path: str, *, overrides: Mapping[str, str] | None = None)
     >>> load_model("llama-3.1-8b", overrides={"num_hidden_layers": "2"}).num_layers
     2
     """
+    return load_with_config(name_or_path, overrides=overrides)[1]
+
+
+def load_with_config(name_or_path: str, *, overrides: Mapping[str, str] | None = None) -> tuple[dict[str, Any], Model]:
+    """The config that `load_model` reads, with the overrides in it, and the model.
+
+    >>> load_with_config("llama-3.1-8b", overrides={"num_hidden_layers": "2"})[0]["num_hidden_layers"]
+    2
+    """
     found = _find(name_or_path)
     changes = dict(overrides or {})
     config = _override(found.config, changes, found.where) if changes else found.config
     model = model_from_config(config, name=found.name, source=found.source, where=found.where)
     if not changes:
-        return model
+        return config, model
     notes = [f"set by hand: {', '.join(f'{key}={value}' for key, value in changes.items())}"]
     idle = sorted(set(changes) & family_for(config, found.where).ignored_keys - {"model_type", "architectures"})
     if idle:
         notes.append(f"set by hand, but no shape depends on it: {', '.join(idle)}")
-    return msgspec.structs.replace(model, notes=(*notes, *model.notes))
+    return config, msgspec.structs.replace(model, notes=(*notes, *model.notes))
 
 
 def load_config(path: str | Path) -> dict[str, Any]:

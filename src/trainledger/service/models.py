@@ -7,9 +7,10 @@ from decimal import Decimal
 from typing import Any
 
 from trainledger.errors import BadInput, UsageError
-from trainledger.facts.by_hand import model_by_hand, model_from_count
+from trainledger.facts.by_hand import config_by_hand, model_by_hand, model_from_count
+from trainledger.facts.families import model_from_config
 from trainledger.facts.model import Model
-from trainledger.facts.model_load import load_model
+from trainledger.facts.model_load import load_model, load_with_config
 from trainledger.service.requests import ModelRequest
 
 SIZES = ("hidden", "layers", "heads", "ffn", "vocab")
@@ -36,13 +37,9 @@ def parameter_count(text: str) -> int | None:
 
 def find_model(request: ModelRequest) -> Model:
     """The model of a request whose PLAN file has been laid under it."""
-    sizes = {name: getattr(request, name) for name in (*SIZES, "kv_heads") if getattr(request, name) is not None}
-    name = request.model
-    if name is None or name == "custom":
-        return _by_hand(sizes, request)
-    if sizes:
-        flags = ", ".join(_flag(size) for size in sizes)
-        raise UsageError(f"{flags} would not change {name}; use --set KEY=VALUE, or custom in place of {name}")
+    name = _named(request)
+    if name is None:
+        return model_by_hand(**_sizes(request))
     count = parameter_count(name)
     if count is None:
         return load_model(name, overrides=overrides(request))
@@ -51,7 +48,40 @@ def find_model(request: ModelRequest) -> Model:
     return model_from_count(count)
 
 
-def _by_hand(sizes: dict[str, Any], request: ModelRequest) -> Model:
+def find_config(request: ModelRequest) -> tuple[dict[str, Any], Model]:
+    """The config and the model of a request: what a run needs. A count has no shapes that could be run."""
+    name = _named(request)
+    if name is None:
+        sizes = _sizes(request)
+        by_hand = model_by_hand(**sizes)
+        config = config_by_hand(**sizes)
+        return config, model_from_config(config, name=by_hand.name, source=by_hand.source)
+    if parameter_count(name) is not None:
+        raise BadInput(
+            f"{name} is a parameter count without shapes, and only shapes can be run; name a model "
+            "(`trainledger list models`), give a config.json, or sizes: --hidden --layers --heads --ffn --vocab"
+        )
+    return load_with_config(name, overrides=overrides(request))
+
+
+def _given(request: ModelRequest) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in (*SIZES, "kv_heads") if getattr(request, name) is not None}
+
+
+def _named(request: ModelRequest) -> str | None:
+    """The name that a request gives its model; None where it gives sizes."""
+    name, sizes = request.model, _given(request)
+    if name is None or name == "custom":
+        return None
+    if sizes:
+        flags = ", ".join(_flag(size) for size in sizes)
+        raise UsageError(f"{flags} would not change {name}; use --set KEY=VALUE, or custom in place of {name}")
+    return name
+
+
+def _sizes(request: ModelRequest) -> dict[str, Any]:
+    """The sizes of a model by hand: all that it needs, and nothing of a config."""
+    sizes = _given(request)
     if not sizes:
         raise UsageError(
             "no model: name one (`trainledger list models`), give a config.json or a parameter count such as 70B, or "
@@ -62,7 +92,7 @@ def _by_hand(sizes: dict[str, Any], request: ModelRequest) -> Model:
         raise UsageError(f"a custom model needs {' '.join(lacking)} as well; add {'them' if lacking[1:] else 'it'}")
     if request.set:
         raise UsageError("--set changes keys of a config and a custom model has none; leave --set out")
-    return model_by_hand(**sizes)
+    return sizes
 
 
 def _flag(name: str) -> str:

@@ -32,7 +32,7 @@ def build(values: Values) -> Parts:
                 *plain_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", hidden, 4 * hidden, bias=True),
             ),
             norms=2,
-            attention=heads.attention(),
+            attention=heads.attention(scores=("alibi",)),
             mlp=Mlp(intermediate=4 * hidden, gated=False),
         )
 

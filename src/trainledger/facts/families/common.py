@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from trainledger.facts.families.keys import Key, Parts, Values, one_of
-from trainledger.facts.model import Attention, Block, Role, Ssm, Tensor
+from trainledger.facts.model import Attention, Block, Role, Score, Ssm, Tensor
 
 T = TypeVar("T", bound=Hashable)
 
@@ -50,7 +50,9 @@ class Heads(msgspec.Struct, frozen=True):
         """Features of all key heads together."""
         return self.kv_heads * self.head_dim
 
-    def attention(self, *, window: int | None = None, qk_norm: bool = False) -> Attention:
+    def attention(
+        self, *, window: int | None = None, qk_norm: bool = False, scores: tuple[Score, ...] = ()
+    ) -> Attention:
         """The layer as the accounts see it."""
         return Attention(
             heads=self.heads,
@@ -59,6 +61,7 @@ class Heads(msgspec.Struct, frozen=True):
             v_head_dim=self.head_dim,
             window=window,
             qk_norm=qk_norm,
+            scores=scores,
         )
 
 

@@ -72,7 +72,7 @@ def build(values: Values) -> Parts:
                 *(tensor for name in norm_names for tensor in norm(name, hidden, bias=True)),
             ),
             norms=len(norm_names),
-            attention=heads.attention(),
+            attention=heads.attention(scores=("alibi",) if values.flag("alibi") else ()),
             mlp=Mlp(intermediate=width, gated=False),
             parallel=values.flag("parallel_attn"),
         )

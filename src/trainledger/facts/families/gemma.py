@@ -2,6 +2,7 @@
 
 The head size is a key of its own, not hidden size over heads. Gemma 2 and 3 normalise after attention and network as
 well (four norms a block) and alternate sliding and full attention; Gemma 3 adds RMSNorms over the head size of q and k.
+Gemma 2 squashes attention scores; a config that turns this off is read as if it did not.
 """
 
 from __future__ import annotations
@@ -21,13 +22,20 @@ from trainledger.facts.families.common import (
     windows,
 )
 from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names
-from trainledger.facts.model import Block, Mlp
+from trainledger.facts.model import Block, Mlp, Score
 
 _TWO = ("input_layernorm", "post_attention_layernorm")
 _FOUR = (*_TWO, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
-def _build(values: Values, sliding: Callable[[int], bool] | None, norm_names: tuple[str, ...], qk_norm: bool) -> Parts:
+def _build(
+    values: Values,
+    sliding: Callable[[int], bool] | None,
+    norm_names: tuple[str, ...],
+    *,
+    qk_norm: bool = False,
+    scores: tuple[Score, ...] = (),
+) -> Parts:
     heads = read_heads(values)
     layers = values.dim("num_hidden_layers")
     width, bias = values.dim("intermediate_size"), values.flag("attention_bias")
@@ -45,7 +53,7 @@ def _build(values: Values, sliding: Callable[[int], bool] | None, norm_names: tu
                 *(tensor for name in norm_names for tensor in norm(name, heads.hidden)),
             ),
             norms=len(norm_names),
-            attention=heads.attention(window=window, qk_norm=qk_norm),
+            attention=heads.attention(window=window, qk_norm=qk_norm, scores=scores),
             mlp=Mlp(intermediate=width, gated=True),
         )
 
@@ -53,11 +61,11 @@ def _build(values: Values, sliding: Callable[[int], bool] | None, norm_names: tu
 
 
 def _gemma(values: Values) -> Parts:
-    return _build(values, None, _TWO, qk_norm=False)
+    return _build(values, None, _TWO)
 
 
 def _gemma2(values: Values) -> Parts:
-    return _build(values, lambda index: index % 2 == 0, _FOUR, qk_norm=False)
+    return _build(values, lambda index: index % 2 == 0, _FOUR, scores=("soft-cap",))
 
 
 def _gemma3(values: Values) -> Parts:

@@ -46,7 +46,7 @@ def build(values: Values) -> Parts:
                 *norm("post_attention_layernorm", hidden),
             ),
             norms=2,
-            attention=heads.attention(window=window),
+            attention=heads.attention(window=window, scores=("sinks",)),
             moe=moe,
         )
 
