@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import runtime_rules
 from strategies import dense, latent, llama, routed, setting_of
 from trainledger.errors import Refused
 from trainledger.facts.by_hand import model_from_count
@@ -16,18 +17,22 @@ from trainledger.facts.model import Model
 from trainledger.facts.workload import Workload
 from trainledger.plans.plan import Plans, Scenario, make_plans
 from trainledger.plans.setting import Setting, make_setting
-from trainledger.rules import PLANNER, REFUSALS, RULES, findings, require, violations
+from trainledger.rules import PLANNER, REFUSALS, RULES, RUNTIME, findings, require, violations
 
 BY_ID = {rule.id: rule for rule in RULES}
 
 
 class Case(NamedTuple):
-    """What differs between a plan that passes and one that does not; words that the sentence must say."""
+    """What differs between a plan that passes and one that does not; words that the sentence must say.
+
+    sound   the model of the plan that passes, where it is the model that does not
+    """
 
     good: dict[str, Any]
     bad: dict[str, Any]
     words: tuple[str, ...]
     model: Model = dense()
+    sound: Model | None = None
 
 
 COLUMNS = tuple(Plans.__dataclass_fields__)
@@ -266,6 +271,7 @@ CASES: dict[str, Case] = {
         ("fp8-rowwise", "tp=8", "16", "lower --tp"),
     ),
 }
+CASES.update({rule: Case(*case) for rule, case in runtime_rules.CASES.items()})
 
 
 def situation(model: Model, given: dict[str, Any]) -> tuple[Setting, Plans]:
@@ -292,7 +298,7 @@ def test_every_rule_has_a_case_and_the_list_is_frozen() -> None:
 @pytest.mark.parametrize("rule", CASES)
 def test_a_rule_passes_what_is_legal_and_names_what_is_not(rule: str) -> None:
     case = CASES[rule]
-    setting, plans = situation(case.model, case.good)
+    setting, plans = situation(case.sound or case.model, case.good)
     assert not violations([BY_ID[rule]], setting, plans)
     setting, plans = situation(case.model, case.bad)
     (found,) = findings([BY_ID[rule]], setting, plans)
@@ -340,9 +346,10 @@ def test_what_real_runs_use_is_not_refused() -> None:
 
 def test_the_planner_rejects_refusals_and_warnings_alone() -> None:
     assert {rule.severity for rule in PLANNER} == {"refuse", "warn"}
-    assert [rule for rule in RULES if rule.severity == "refuse"] == list(REFUSALS)
+    assert [rule for rule in RULES if rule.severity == "refuse"] == [*REFUSALS, *RUNTIME]
     assert {rule.id for rule in RULES if rule.offered} == {"fp32-base-for-lora", "ds-bucket-larger-than-saving"}
     assert not {rule.severity for rule in RULES if rule.offered} - {"warn"}
+    assert not set(PLANNER) & set(RUNTIME)
     assert isinstance(
         violations(PLANNER, setting_of(dense()), make_plans({"tp": 3}))["heads-divisible-by-tp"], np.ndarray
     )

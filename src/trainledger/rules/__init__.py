@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from trainledger.rules import advice, engine, layout, particular, shape
+from trainledger.rules import advice, engine, layout, particular, runtime, shape
 from trainledger.rules.rule import Finding, Rule, findings, passing, require, violations
 
-__all__ = ["PLANNER", "REFUSALS", "RULES", "Finding", "Rule", "findings", "passing", "require", "violations"]
+__all__ = ["PLANNER", "REFUSALS", "RULES", "RUNTIME", "Finding", "Rule", "findings", "passing", "require", "violations"]
 
-RULES: tuple[Rule, ...] = (*engine.RULES, *shape.RULES, *layout.RULES, *particular.RULES, *advice.RULES)
-REFUSALS: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.severity == "refuse")
-PLANNER: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.severity != "advise" and not rule.offered)
+RULES: tuple[Rule, ...] = (
+    *engine.RULES,
+    *shape.RULES,
+    *layout.RULES,
+    *particular.RULES,
+    *advice.RULES,
+    *runtime.RULES,
+)
+RUNTIME: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.scope == "runtime")
+"""What `prove` asks before it runs a plan, on top of the refusals."""
+REFUSALS: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.severity == "refuse" and rule.scope != "runtime")
+"""What stops a plan in every verb."""
+PLANNER: tuple[Rule, ...] = tuple(
+    rule for rule in RULES if rule.severity != "advise" and not rule.offered and rule.scope != "runtime"
+)
 """What a search rejects: refusals, and layouts that run but that nobody should be offered."""

@@ -18,7 +18,8 @@ from trainledger.plans.setting import Setting
 
 Mask = NDArray[np.bool_]
 Severity = Literal["refuse", "warn", "advise"]
-Scope = Literal["model", "plan", "engine"]
+Scope = Literal["model", "plan", "engine", "runtime"]
+"""What a rule is about; those of the runtime bind only what is run."""
 
 
 class Rule(msgspec.Struct, frozen=True):
