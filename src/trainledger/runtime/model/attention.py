@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainledger.runtime.model.attend import Attend, fused
+from trainledger.runtime.model.attend import Attend, fused, scored
 from trainledger.runtime.model.context import Context
 from trainledger.runtime.model.rotary import rotate
 from trainledger.runtime.model.semantics import AttentionRule
@@ -30,9 +30,14 @@ class Attention(nn.Module):
 
     @property
     def plain(self) -> bool:
-        """Whether causal attention over all keys is everything that this layer does."""
+        """Whether causal attention over all keys is everything that this layer does, whatever the length."""
+        return self.plain_up_to(None)
+
+    def plain_up_to(self, length: int | None) -> bool:
+        """Whether it is so in sequences of this length: a window that holds them all forbids nothing. None: any."""
         rule = self.rule
-        return rule.window is None and rule.softcap is None and not rule.sinks and not rule.alibi
+        open_window = rule.window is None or (length is not None and length <= rule.window)
+        return open_window and rule.softcap is None and not rule.sinks and not rule.alibi
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         """[B, S, H] to [B, S, H]."""
@@ -47,6 +52,8 @@ class Attention(nn.Module):
             q, k, v = (self.get_submodule(name)(hidden) for name in (rule.q, rule.k, rule.v))
             if rule.qk_norm == "wide":
                 q, k = self.get_submodule(rule.q_norm)(q), self.get_submodule(rule.k_norm)(k)
+            if rule.clip is not None:
+                q, k, v = (part.clamp(-rule.clip, rule.clip) for part in (q, k, v))
             q, k, v = (part.unflatten(-1, (-1, rule.head_dim)) for part in (q, k, v))
         else:
             q, k, v = self._split(self.get_submodule(rule.fused)(hidden))
@@ -70,11 +77,23 @@ class Attention(nn.Module):
         if rule.rotary is not None:
             turn, interleaved = context.tables[rule.rotary], context.interleaved[rule.rotary]
             q, k = rotate(q, turn, interleaved=interleaved), rotate(k, turn, interleaved=interleaved)
+        if rule.qk_norm == "after_rotary":
+            q, k = (functional.rms_norm(part, [rule.head_dim], None, rule.after_eps) for part in (q, k))
+        if rule.temperature is not None:
+            length, strength = rule.temperature
+            steps = torch.floor((context.positions.to(torch.float32) + 1) / length)
+            q = (q * (1 + strength * torch.log1p(steps))[:, None]).to(q.dtype)
         return q, k
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         """Attention itself."""
-        mask = context.mask(self.rule)
+        rule, mask = self.rule, context.mask(self.rule)
+        if rule.softcap is not None or rule.sinks:
+            mask = context.causal() if mask is None else mask
+            sinks = self.get_parameter("sinks") if rule.sinks else None
+            return scored(q, k, v, mask, scale=rule.scale, softcap=rule.softcap, sinks=sinks)
+        if rule.alibi and context.alibi is not None:
+            mask = context.alibi[self.first_head : self.first_head + q.shape[1]]
         return self.attend(q, k, v) if mask is None else self.attend(q, k, v, mask)
 
     def finish(self, mixed: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -42,13 +43,16 @@ class Block(nn.Module):
     @property
     def attention(self) -> Attention:
         """The attention module, under whatever name the family gives it."""
-        return self.get_submodule(self.attention_path)  # pyright: ignore[reportReturnType]  # grafted as one
+        found = self._modules.get(self.attention_path)
+        if found is None:
+            raise AttributeError(self.attention_path)  # not grafted yet, and nn.Module asks whether the name is free
+        return cast("Attention", found)
 
     @property
     def moe(self) -> Moe | None:
         """The routed network; None in a dense layer."""
         rule = self.network_rule
-        return self.get_submodule(rule.path) if isinstance(rule, MoeRule) else None  # pyright: ignore[reportReturnType]  # grafted as one
+        return cast("Moe", self._modules.get(rule.path)) if isinstance(rule, MoeRule) else None
 
     def _norm_names(self) -> Sequence[str]:
         rule = self.rule

@@ -30,6 +30,14 @@ class Config:
             raise self.refuse(key, value, "an object")
         return dict(cast("Mapping[str, Any]", value))
 
+    def ignore(self, *keys: str) -> None:
+        """Keys that change nothing in this family's forward pass, or that its classes do not read."""
+        self.seen.update(keys)
+
+    def maybe(self, key: str) -> float | None:
+        """A number, or None where the key is missing or null."""
+        return None if self.get(key) is None else self.number(key, 0.0)
+
     def number(self, key: str, default: float) -> float:
         """A number that may be an integer in the file."""
         value = self.get(key, default)

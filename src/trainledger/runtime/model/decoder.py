@@ -25,6 +25,7 @@ class Decoder(nn.Module):
     Parameters have the names of the Hugging Face state dict, layers their index in the whole model; the matrices of
     routed experts are stacked, under a name with `*` for the index. There are no buffers.
 
+    facts       the whole model as the ledger counts it
     blocks      the layers here, by index as text
     entry       modules before the first block (empty: not here); `embedding` is the token table among them
     final       modules after the last block (empty: not here); the output layer is the last of them
@@ -33,9 +34,9 @@ class Decoder(nn.Module):
 
     def __init__(self, model: Model, semantics: Semantics, layers: Sequence[int], *, first: bool, last: bool) -> None:
         super().__init__()
+        self.facts = model
         self.semantics = semantics
         self.first, self.last = first, last
-        self.tied = model.tied
         self.positions: Tensor | None = None
         self._paths = {layer: model.layer_prefix.format(i=layer).rstrip(".") for layer in layers}
         self._final: list[str] = []
@@ -127,7 +128,9 @@ class Decoder(nn.Module):
     def _enter(self, tokens: Tensor, positions: Tensor) -> Tensor:
         rule = self.semantics.entry
         hidden = self._table()(tokens)
-        if rule.multiplier != 1.0:
+        if rule.rounded:
+            hidden = hidden * torch.tensor(rule.multiplier, dtype=hidden.dtype, device=hidden.device)
+        elif rule.multiplier != 1.0:
             hidden = hidden * rule.multiplier
         if rule.project:
             hidden = self.get_submodule(rule.project)(hidden)

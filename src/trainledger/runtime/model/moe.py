@@ -43,7 +43,26 @@ class Experts(nn.Module):
         return functional.grouped_mm(inner, down, offs=ends)
 
     def _stacked(self, rows: Tensor, counts: Tensor, ends: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The same from `[experts, in, out]` with gate and up together, and perhaps biases."""
+        both = functional.grouped_mm(rows, weight_of(self, "gate_up_proj"), offs=ends)
+        both = self._with_bias(both, "gate_up_proj_bias", counts)
+        if self.rule.stacked == "interleaved":
+            gate, up = both[..., ::2], both[..., 1::2]
+        else:
+            gate, up = both.chunk(2, dim=-1)
+        if self.rule.limit:
+            gate, up = gate.clamp(max=self.rule.limit), up.clamp(-self.rule.limit, self.rule.limit)
+            inner = (up + 1) * (gate * (gate * self.rule.alpha).sigmoid())
+        else:
+            inner = ACTIVATIONS[self.rule.activation](gate) * up
+        given = functional.grouped_mm(inner, weight_of(self, "down_proj"), offs=ends)
+        return self._with_bias(given, "down_proj_bias", counts)
+
+    def _with_bias(self, rows: Tensor, name: str, counts: Tensor) -> Tensor:
+        """Rows [N, out] plus the bias of the expert of each row."""
+        if name not in self._parameters:
+            return rows
+        return rows + self.get_parameter(name).repeat_interleave(counts, dim=0, output_size=rows.shape[0])
 
 
 class Moe(nn.Module):

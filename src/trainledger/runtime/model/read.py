@@ -14,13 +14,37 @@ from trainledger.runtime.model.config import Config
 from trainledger.runtime.model.semantics import Semantics
 
 READERS: dict[str, str] = {
+    "bloom": "bloom",
+    "cohere": "cohere",
+    "cohere2": "cohere",
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
+    "falcon": "falcon",
+    "gemma": "gemma",
+    "gemma2": "gemma",
+    "gemma3_text": "gemma",
+    "glm4_moe": "glm4_moe",
+    "gpt2": "gpt2",
+    "gpt_neox": "gpt_neox",
+    "gpt_oss": "gpt_oss",
+    "gptj": "gptj",
+    "granite": "llama",
     "llama": "llama",
+    "llama4_text": "llama4",
     "mistral": "llama",
     "mixtral": "mixtral",
+    "olmo": "olmo",
+    "olmo2": "olmo",
+    "olmo3": "olmo",
+    "opt": "opt",
+    "phi": "phi",
+    "phi3": "phi3",
     "qwen2": "qwen",
+    "qwen2_moe": "qwen",
     "qwen3": "qwen",
+    "qwen3_moe": "qwen",
+    "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
 }
 """Which file of `families/` reads a family's rules."""
 
@@ -41,7 +65,7 @@ IDLE = names(
     # how weights start, and dropout, which is never applied
     """initializer_range init_std init_method attention_dropout hidden_dropout hidden_dropout_prob
     attention_probs_dropout_prob resid_pdrop embd_pdrop attn_pdrop dropout activation_dropout embedding_dropout
-    residual_dropout classifier_dropout embd_drop attn_drop resid_drop""",
+    residual_dropout classifier_dropout embd_drop attn_drop resid_drop quantization_config""",
     # auxiliary losses and noise of routers, which are never added
     "output_router_logits router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux ep_size",
     # what training and packaging tools leave behind

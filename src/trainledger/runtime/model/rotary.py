@@ -61,7 +61,8 @@ def _yarn(rule: RotaryRule, scaling: Scaling, steps: Tensor) -> Tensor:
 
 
 def table(rule: RotaryRule, positions: Tensor, length: int, dtype: torch.dtype) -> Table:
-    """Cosine and sine of every position, [S, dim], computed in fp32 and given in `dtype`."""
+    """Cosine and sine of every position, [S, dim], computed in fp32 and given in `dtype` unless they stay so."""
+    dtype = torch.float32 if rule.fp32 else dtype
     angles = positions.to(torch.float32)[:, None] * frequencies(rule, length, positions.device)
     angles = angles.repeat_interleave(2, dim=-1) if rule.interleaved else torch.cat((angles, angles), dim=-1)
     return (angles.cos() * rule.amplitude).to(dtype), (angles.sin() * rule.amplitude).to(dtype)
@@ -77,4 +78,4 @@ def rotate(x: Tensor, turn: Table, *, interleaved: bool) -> Tensor:
         partner = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
     else:
         partner = torch.cat((-x[..., width // 2 :], x[..., : width // 2]), dim=-1)
-    return x * cos + partner * sin
+    return (x * cos + partner * sin).to(x.dtype)

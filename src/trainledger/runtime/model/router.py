@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from trainledger.runtime.model.semantics import MoeRule
 
@@ -14,7 +13,7 @@ def route(rule: MoeRule, gate: nn.Module, rows: Tensor, correction: Tensor | Non
 
     correction  added to the scores by which a sigmoid router chooses, not to the weights; None: zero
     """
-    scores = _scores(rule, gate, rows)
+    scores: Tensor = gate(rows)
     if rule.router in ("softmax_top", "sigmoid_top"):
         weights, chosen = scores.topk(rule.top_k, dim=-1)
         weights = weights.softmax(dim=-1) if rule.router == "softmax_top" else weights.float().sigmoid()
@@ -28,14 +27,6 @@ def route(rule: MoeRule, gate: nn.Module, rows: Tensor, correction: Tensor | Non
     if rule.renormalise:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + rule.floor)
     return (weights * rule.scaling).to(rows.dtype), chosen
-
-
-def _scores(rule: MoeRule, gate: nn.Module, rows: Tensor) -> Tensor:
-    """What the gate gives, [T, experts]; in fp32 where the family multiplies so."""
-    if not rule.fp32 or rows.dtype == torch.float32:
-        return gate(rows)
-    weight = gate.get_parameter("weight")
-    return functional.linear(rows.float(), weight.float())
 
 
 def _within_groups(rule: MoeRule, scores: Tensor) -> Tensor:

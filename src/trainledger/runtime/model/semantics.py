@@ -47,12 +47,14 @@ class RotaryRule(msgspec.Struct, frozen=True, kw_only=True):
 
     interleaved  features 2i and 2i + 1 turn together; else i and i + dim / 2
     amplitude    factor on cosine and sine
+    fp32         cosine and sine stay in fp32, so that heads of a narrower dtype are turned in fp32
     """
 
     dim: int
     theta: float
     interleaved: bool = False
     amplitude: float = 1.0
+    fp32: bool = False
     scaling: Scaling | None = None
 
 
@@ -63,12 +65,17 @@ class AttentionRule(msgspec.Struct, frozen=True, kw_only=True):
     path         the module, below the block
     qkv          separate: one matrix each; rows: all q, all k, all v one after the other in one matrix;
                  groups: for each KV head its queries, its k, its v
+    heads        query heads of the whole model
     group        query heads of one KV head
     rotary       name of the rotary table; None: none
     scale        factor on q k^T
     window       keys that a query sees at most, itself included; with `chunked`, only those of its own chunk
     softcap      scores are squashed to this magnitude by tanh
+    sinks        each head has one more score, a parameter `sinks`, whose weight is dropped
+    alibi        factor on what ALiBi takes from the scores of keys far away; 0: none
+    clip         q, k and v are clamped to this magnitude
     qk_norm      head: over each head; wide: over all heads at once; after_rotary: over each head, after rotary
+    after_eps    epsilon of the norm after rotary, which has no weight
     temperature  (length, strength): q grows by strength * log(1 + (position + 1) // length) (Llama 4)
     nope, rope, value   MLA: features of a head of q and k without and with positions, and of v
     """
@@ -81,6 +88,7 @@ class AttentionRule(msgspec.Struct, frozen=True, kw_only=True):
     v: str = "v_proj"
     fused: str = "qkv_proj"
     out: str = "o_proj"
+    heads: int
     head_dim: int
     group: int = 1
     rotary: str | None = "rotary"
@@ -89,11 +97,12 @@ class AttentionRule(msgspec.Struct, frozen=True, kw_only=True):
     chunked: bool = False
     softcap: float | None = None
     sinks: bool = False
-    alibi: int = 0
+    alibi: float = 0.0
     clip: float | None = None
     qk_norm: Literal["none", "head", "wide", "after_rotary"] = "none"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
+    after_eps: float = 1e-6
     temperature: tuple[float, float] | None = None
     nope: int = 0
     rope: int = 0
@@ -127,7 +136,7 @@ class MoeRule(msgspec.Struct, frozen=True, kw_only=True):
                  best expert, or as the sum of its best two (`group_of_two`)
     scale_input  weights multiply what an expert takes instead of what it gives
     stacked      the matrices are `[experts, in, out]`, gate and up in one: side by side, or interleaved
-    limit, alpha clamp and slope of gpt-oss's gated activation; 0: the plain one
+    limit, alpha clamp and slope of gpt-oss's gated activation; limit 0: the plain one
     shared       the network that every token visits, and the module of its gate
     """
 
@@ -171,10 +180,14 @@ class BlockRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryRule(msgspec.Struct, frozen=True, kw_only=True):
-    """From token ids to the first block: table, factor, learned positions (from row `first_row`), projection, norm."""
+    """From token ids to the first block: table, factor, projection, learned positions (from row `first_row`), norm.
+
+    rounded   the factor is rounded to the dtype of the table first (Gemma)
+    """
 
     tokens: str = "model.embed_tokens"
     multiplier: float = 1.0
+    rounded: bool = False
     positions: str = ""
     first_row: int = 0
     project: str = ""
@@ -196,14 +209,13 @@ class Semantics(msgspec.Struct, frozen=True, kw_only=True):
 
     attention   one rule for each layer
     rotary      the tables that the layers name
-    norm        of blocks, entry and exit; `qk_norm` of q and k, `latent_norm` inside MLA
+    norm        of blocks, of q and k, of entry and exit; `latent_norm` inside MLA
     transposed  matrices are kept as [in, out] (GPT-2)
     """
 
     norm: NormRule
     attention: tuple[AttentionRule, ...]
     rotary: dict[str, RotaryRule] = {}
-    qk_norm: NormRule | None = None
     latent_norm: NormRule | None = None
     block: BlockRule = BlockRule()
     mlp: MlpRule = MlpRule()

@@ -27,6 +27,21 @@ class Transposed(nn.Module):
         return nn.functional.linear(x, self.weight.t(), self.bias)
 
 
+class Gate(nn.Linear):
+    """A router's matrix [experts, in]; with `fp32` it multiplies in fp32 whatever the dtype of its input."""
+
+    def __init__(self, shape: tuple[int, ...], *, bias: bool, fp32: bool) -> None:
+        super().__init__(shape[1], shape[0], bias=bias)
+        self.fp32 = fp32
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # the name that nn.Linear gives it
+        """Scores [..., experts]."""
+        if not self.fp32:
+            return super().forward(input)
+        bias = self._parameters["bias"]
+        return nn.functional.linear(input.float(), self.weight.float(), None if bias is None else bias.float())
+
+
 class Stack(nn.Module):
     """The same matrix of every expert: weight [experts, out, in], bias [experts, out]; it has no forward of its own."""
 
@@ -66,18 +81,17 @@ def _leaf(path: str, parts: Mapping[str, Fact], semantics: Semantics) -> Leaf:
         return Stack(fact.copies, fact.shape, bias=bias)
     if not fact.linear:
         return nn.Embedding(fact.shape[0], fact.shape[1])
+    if fact.role == "router":
+        return Gate(fact.shape, bias=bias, fp32=semantics.moe is not None and semantics.moe.fp32)
     if semantics.transposed and fact.role != "head":
         return Transposed(fact.shape, bias=bias)
     return nn.Linear(fact.shape[1], fact.shape[0], bias=bias)
 
 
 def _norm_rule(path: str, semantics: Semantics) -> NormRule:
-    """Norms inside attention have rules of their own where the family says so."""
-    attention = semantics.attention[0]
-    if not path.startswith(f"{attention.path}."):
-        return semantics.norm
-    inner = semantics.latent_norm if attention.kind == "mla" else semantics.qk_norm
-    return inner or semantics.norm
+    """Norms inside MLA have a rule of their own."""
+    inner = path.startswith(f"{semantics.attention[0].path}.")
+    return semantics.latent_norm if inner and semantics.latent_norm is not None else semantics.norm
 
 
 def graft(root: nn.Module, parts: Mapping[str, Leaf], containers: Mapping[str, nn.Module]) -> None:

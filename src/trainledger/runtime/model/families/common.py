@@ -23,6 +23,7 @@ def each_layer(model: Model) -> list[Facts]:
 def attention_of(facts: Facts, **more: object) -> AttentionRule:
     """The rule of a layer with the usual names: scores over the root of the head size."""
     made = AttentionRule(
+        heads=facts.heads,
         head_dim=facts.qk_head_dim,
         group=facts.heads // facts.kv_heads,
         scale=facts.qk_head_dim**-0.5,
@@ -46,28 +47,48 @@ def layer_norm(config: Config, key: str, default: float = 1e-5) -> NormRule:
     return NormRule(kind="layer", eps=config.number(key, default))
 
 
-def rope_values(config: Config, *, theta: float = 10000.0, label: str = "") -> dict[str, Any]:
+def rope_values(
+    config: Config,
+    *,
+    theta: float = 10000.0,
+    fraction: float = 1.0,
+    label: str = "",
+    theta_key: str = "rope_theta",
+    older: bool = True,
+) -> dict[str, Any]:
     """The rotary settings of one kind of layer, whichever of the config's spellings holds them.
 
-    Newer configs have `rope_parameters`, by kind of layer where kinds differ; older ones rope_theta and rope_scaling.
+    Newer configs have `rope_parameters`, by kind of layer (`label`) where kinds differ; older ones rope_theta and
+    rope_scaling, of which the latter is left alone without `older`.
     """
-    found, older = config.entries("rope_parameters"), config.entries("rope_scaling")
+    found, scaling = config.entries("rope_parameters"), config.entries("rope_scaling")
     nested = isinstance(found.get("full_attention"), Mapping) or isinstance(found.get("sliding_attention"), Mapping)
-    values: dict[str, Any] = {**older, **(found.get(label) or {} if nested else found)}
-    values.setdefault("rope_theta", config.number("rope_theta", theta))
-    values.setdefault("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    values: dict[str, Any] = {**(scaling if older else {}), **(found.get(label) or {} if nested else found)}
+    values.setdefault("rope_theta", config.number(theta_key, theta))
+    values.setdefault("partial_rotary_factor", config.number("partial_rotary_factor", fraction))
     values.setdefault("rope_type", values.get("type", "default"))
     return values
 
 
 def rotary(
-    config: Config, values: Mapping[str, Any], head_dim: int, model: Model, *, interleaved: bool = False
+    config: Config,
+    values: Mapping[str, Any],
+    head_dim: int,
+    model: Model,
+    *,
+    interleaved: bool = False,
+    fp32: bool = False,
 ) -> RotaryRule:
     """The rotary rule of heads of `head_dim` features from what `rope_values` found."""
     dim = int(head_dim * float(values["partial_rotary_factor"]))
     scaling, amplitude = _scaling(config, values, dim, model)
     return RotaryRule(
-        dim=dim, theta=float(values["rope_theta"]), interleaved=interleaved, amplitude=amplitude, scaling=scaling
+        dim=dim,
+        theta=float(values["rope_theta"]),
+        interleaved=interleaved,
+        amplitude=amplitude,
+        fp32=fp32,
+        scaling=scaling,
     )
 
 
@@ -142,13 +163,21 @@ def _longrope(config: Config, values: Mapping[str, Any], dim: int, model: Model)
 
 
 def llama_like(
-    model: Model, config: Config, *, theta: float = 10000.0, eps: float = 1e-6, act: str = "silu", **attention: object
+    model: Model,
+    config: Config,
+    *,
+    theta: float = 10000.0,
+    fraction: float = 1.0,
+    eps: float = 1e-6,
+    fp32: bool = False,
+    **attention: object,
 ) -> Semantics:
-    """RMSNorms, rotary positions over each head, a gated network."""
+    """RMSNorms, rotary positions in each head, a network gated by SiLU."""
     head_dim = each_layer(model)[0].qk_head_dim
+    values = rope_values(config, theta=theta, fraction=fraction)
     return Semantics(
         norm=rms(config, eps),
         attention=attentions(model, **attention),
-        rotary={"rotary": rotary(config, rope_values(config, theta=theta), head_dim, model)},
-        mlp=MlpRule(activation=config.activation(act, "hidden_act")),
+        rotary={"rotary": rotary(config, values, head_dim, model, fp32=fp32)},
+        mlp=MlpRule(activation=config.activation("silu", "hidden_act")),
     )

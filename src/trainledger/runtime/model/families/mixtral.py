@@ -16,7 +16,7 @@ def read(model: Model, config: Config) -> Semantics:
     facts = model.blocks[0].moe
     if facts is None:
         raise AssertionError("every layer of a Mixtral is routed")
-    config.get("norm_topk_prob")  # MixtralTopKRouter always divides by the sum
+    config.ignore("norm_topk_prob")  # MixtralTopKRouter always divides by the sum
     moe = MoeRule(
         path="block_sparse_moe",
         top_k=facts.top_k,
