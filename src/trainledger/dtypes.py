@@ -9,6 +9,7 @@ from trainledger.arrays import IntArray, ceil_div
 from trainledger.errors import UnknownName
 
 BITS: dict[str, int] = {
+    "int64": 64,
     "fp32": 32,
     "bf16": 16,
     "fp16": 16,

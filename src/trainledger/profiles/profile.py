@@ -123,6 +123,9 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     loss_all_reduces         tensor-parallel reductions of a loss over a cut vocabulary, per micro-batch
     reduces_norms            with sp, gradients of what tp leaves whole are summed over the tp ranks once per step
     regathers_kv             a backward under cp_comm all_gather gathers keys and values again
+    rotates_kv               keys and values travel as one tensor, a hop is an all-to-all, and their gradients go round
+                             in fp32 under either cp_comm; v of latent attention is padded to the width of k
+    counts_tokens            ranks first tell each other how many tokens each of their experts will get, in int64
     bucket_elements          elements of one gradient bucket; 0: none
     pipeline_keeps_gathered  in a pipeline weights are gathered and gradients reduced once per step
     final_unit_kept          what follows the last block stays gathered between forward and backward
@@ -138,6 +141,8 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     loss_all_reduces: int = 3
     reduces_norms: bool = False
     regathers_kv: bool = False
+    rotates_kv: bool = False
+    counts_tokens: bool = False
     bucket_elements: int = 0
     pipeline_keeps_gathered: bool = False
     final_unit_kept: bool = False

@@ -10,6 +10,7 @@ import numpy as np
 from trainledger.arrays import FloatArray, IntArray
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv"]
+Side = Literal["", "in", "out"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,8 @@ class Collective:
     ranks   [plans]: size of the group; a group of one sends nothing and issues no call
     count   calls per step
     total   bytes of all calls together on the whole side: input of a reduction, output of a gather, what is sent
+    routed  the side whose bytes the routing of tokens decides: `total` is what balanced routing makes of it
+    hop     an all-to-all in which all that is sent goes to one neighbour
     """
 
     op: Op
@@ -29,6 +32,8 @@ class Collective:
     count: IntArray
     total: IntArray
     cite: str = ""
+    routed: Side = ""
+    hop: bool = False
 
     @property
     def in_bytes(self) -> IntArray:
@@ -48,9 +53,9 @@ class Collective:
         """[plans, rows]: bytes this rank sends under the ring algorithm; float, because modelled.
 
         all-reduce 2 (N-1)/N of its input, all-gather and reduce-scatter (N-1)/N of the whole, all-to-all the part
-        that leaves the rank. [thakur-2005: sections 4.1-4.4]
+        that leaves the rank, which of a hop is all of it. [thakur-2005: sections 4.1-4.4]
         """
-        if self.op == "send":
+        if self.op == "send" or self.hop:
             return self.total.astype(np.float64)
         if self.op == "recv":
             return np.zeros(self.total.shape)
@@ -66,7 +71,17 @@ def collective(
 
 
 def summed(
-    op: Op, group: str, what: str, dtype: str, ranks: IntArray, count: IntArray, total: IntArray, cite: str = ""
+    op: Op,
+    group: str,
+    what: str,
+    dtype: str,
+    ranks: IntArray,
+    count: IntArray,
+    total: IntArray,
+    cite: str = "",
+    *,
+    routed: Side = "",
+    hop: bool = False,
 ) -> Collective:
     """A Collective whose calls, which may differ in size, move `total` bytes together on the whole side.
 
@@ -76,4 +91,15 @@ def summed(
         active = (ranks > 1)[:, None]
         count, total = count * active, total * active
     width = "uint8" if dtype == "fp8" else dtype
-    return Collective(op=op, group=group, what=what, dtype=width, ranks=ranks, count=count, total=total, cite=cite)
+    return Collective(
+        op=op,
+        group=group,
+        what=what,
+        dtype=width,
+        ranks=ranks,
+        count=count,
+        total=total,
+        cite=cite,
+        routed=routed,
+        hop=hop,
+    )
