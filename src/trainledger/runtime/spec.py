@@ -14,6 +14,9 @@ from trainledger.facts.model import Model
 
 Precision = Literal["fp32", "bf16"]
 Optimizer = Literal["adamw", "adamw-fused", "sgd", "sgd-momentum"]
+Recompute = Literal["none", "full"]
+Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
+Rotation = Literal["ring", "all_gather"]
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +28,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     early_stop      a recomputed block stops at the last tensor that the backward needs
     loss_parallel   under tp the loss is computed on the cut vocabulary
     clip_norm       gradients are scaled down to this global norm; 0: left alone
-    steps           optimizer steps; the last one is the one that is observed
+    steps           optimizer steps; the last one is the one that is observed. DDP is settled from the third on: it
+                    finds the order of gradients in the first and makes its buckets anew in the second
     faults          planted faults (runtime/faults.py), for tests of the proof itself
     """
 
@@ -36,16 +40,16 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     pp_layout: tuple[int, ...] = ()
     precision: Precision = "fp32"
     optimizer: Optimizer = "adamw"
-    recompute: str = "none"
+    recompute: Recompute = "none"
     early_stop: bool = True
-    schedule: str = "1f1b"
-    cp_comm: str = "ring"
+    schedule: Schedule = "1f1b"
+    cp_comm: Rotation = "ring"
     loss_parallel: bool = True
     clip_norm: float = 1.0
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     seed: int = 0
-    steps: int = 2
+    steps: int = 3
     observe: bool = True
     faults: tuple[str, ...] = ()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
 _WRAPPERS = ("_checkpoint_wrapped_module.", "module.")
 """Prefixes that checkpoints and DDP put into names."""
@@ -26,7 +27,7 @@ class Kept(NamedTuple):
 
     name: str
     parameter: nn.Parameter
-    sharded_by: Any
+    record: FSDPParam | None
 
 
 def plain_name(name: str) -> str:
@@ -40,7 +41,7 @@ def plain_name(name: str) -> str:
 
 def kept_parameters(module: nn.Module) -> list[Kept]:
     """Every parameter once, in the module's order. While FSDP2 has it gathered, the module shows another tensor."""
-    records: dict[tuple[nn.Module, str], Any] = {}
+    records: dict[tuple[nn.Module, str], FSDPParam] = {}
     for part in module.modules():
         if isinstance(part, FSDPModule):
             # FSDP2 has no public way from a parameter to its shard while it is gathered
@@ -61,7 +62,7 @@ def kept_parameters(module: nn.Module) -> list[Kept]:
     return kept
 
 
-def _shared(record: Any, module: nn.Module, name: str) -> bool:
+def _shared(record: FSDPParam | None, module: nn.Module, name: str) -> bool:
     """Whether this is a second place of a tied parameter."""
     info = None if record is None else record._module_info
     return info is not None and (info.module, info.param_name) != (module, name)
@@ -76,16 +77,27 @@ def kept_tensors(parameters: list[Kept], optimizer: torch.optim.Optimizer) -> It
         for what, value in optimizer.state.get(kept.parameter, {}).items():
             if isinstance(value, torch.Tensor):
                 yield Named("optimizer", f"{kept.name}:{what}", value)
-        if kept.sharded_by is not None:
-            yield from _gathered(kept)
+        if kept.record is not None:
+            yield from _gathered(kept.name, kept.record)
 
 
-def _gathered(kept: Kept) -> Iterator[Named]:
-    record = kept.sharded_by
+def gathered_units(module: nn.Module) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
+    """What FSDP2 gathers at once: the first of its parameters names a unit; after a first forward only."""
+    names = {part: prefix for prefix, part in module.named_modules()}
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            for group in part._get_fsdp_state()._fsdp_param_groups:
+                whole = [record._unsharded_param for record in group.fsdp_params if hasattr(record, "_unsharded_param")]
+                if whole:
+                    info = group.fsdp_params[0]._module_info
+                    yield plain_name(f"{names[info.module]}.{info.param_name}"), whole
+
+
+def _gathered(name: str, record: FSDPParam) -> Iterator[Named]:
     whole = getattr(record, "_unsharded_param", None)
     if whole is None:
         return
-    yield Named("weights", f"{kept.name}:gathered weights", whole)
+    yield Named("weights", f"{name}:gathered weights", whole)
     unreduced = record.unsharded_accumulated_grad if record.unsharded_accumulated_grad is not None else whole.grad
     if unreduced is not None:
-        yield Named("gradients", f"{kept.name}:unsharded gradients", unreduced)
+        yield Named("gradients", f"{name}:unsharded gradients", unreduced)

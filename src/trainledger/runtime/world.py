@@ -26,6 +26,8 @@ class World:
     """The default process group cut along every axis of a plan; needs an initialised process group.
 
     mesh   axes pp, dp_replicate, dp_shard (here dp_shard x cp: the ranks that divide dense states) and tp
+    shard_mesh  what FSDP2 shards dense units over: dp_shard, with replicas (dp_replicate, dp_shard)
+    tp_mesh     the axis tp
     names  torch's name of each group to the ledger's
     """
 
@@ -43,10 +45,13 @@ class World:
         self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp"))
         self._places = [place_of(plan, rank) for rank in range(world_size(plan))]
         self._groups = self._made(tied=spec.model.tied)
+        self.tp_mesh = self.mesh["tp"]
+        self.shard_mesh = self.mesh["dp_replicate", "dp_shard"] if plan["dp_replicate"] > 1 else self.mesh["dp_shard"]
         self.names = {group.group_name: name for name, group in self._groups.items()} | self._data_names()
 
     def _made(self, *, tied: bool) -> dict[str, dist.ProcessGroup]:
-        groups = {"world": self._default}
+        # The mesh takes the default group for an axis that spans the job, so the job has one of its own.
+        groups = {"world": self._new("world", lambda _: ())} if dist.get_world_size() > 1 else {}
         for axis, size in zip(self.mesh.mesh_dim_names or (), self.mesh.shape, strict=True):
             if size > 1:
                 groups[axis] = self.mesh.get_group(axis)
@@ -68,12 +73,6 @@ class World:
                 meshes |= {axis: experts[axis] for axis in ("dp_replicate", "expert_dp_shard")}
         return {mesh.get_group(0).group_name: name for name, mesh in meshes.items() if mesh.size() > 1}
 
-    @property
-    def _default(self) -> dist.ProcessGroup:
-        group = dist.group.WORLD
-        assert group is not None, "a World needs an initialised process group"
-        return group
-
     def _new(self, name: str, key: Key) -> dist.ProcessGroup:
         """The group of this rank among those that `key` parts all ranks into; every rank must make all of them."""
         parts: dict[tuple[int, ...], list[int]] = {}
@@ -92,11 +91,6 @@ class World:
     def group(self, name: str) -> dist.ProcessGroup | None:
         """A group by the ledger's name; None where it has one rank."""
         return self._groups.get(name)
-
-    @cached_property
-    def shard_mesh(self) -> DeviceMesh:
-        """What FSDP2 shards dense units over: one axis, or with replicas (dp_replicate, dp_shard)."""
-        return self.mesh["dp_replicate", "dp_shard"] if self.plan["dp_replicate"] > 1 else self.mesh["dp_shard"]
 
     @cached_property
     def replica_mesh(self) -> DeviceMesh:

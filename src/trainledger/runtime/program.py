@@ -1,0 +1,181 @@
+"""The training program: one rank's models, cut as the plan says, its optimizer, and one optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from trainledger.plans.split import layers_per_chunk
+from trainledger.runtime.batch import Batch, local_batches
+from trainledger.runtime.model import Decoder, build_decoder, init_weights
+from trainledger.runtime.optimize import build_optimizer, clip_gradients, cut_by
+from trainledger.runtime.parallelize.context import parallelize_context, split_sequence
+from trainledger.runtime.parallelize.data import DataParallel
+from trainledger.runtime.parallelize.expert import parallelize_experts
+from trainledger.runtime.parallelize.loss import loss_of
+from trainledger.runtime.parallelize.pipeline import Pipeline, reduce_tied_embedding
+from trainledger.runtime.parallelize.recompute import recomputed
+from trainledger.runtime.parallelize.tensor import parallelize_tensor, reduce_partial_gradients
+from trainledger.runtime.spec import RunSpec
+from trainledger.runtime.tensors import Kept, Named, gathered_units, kept_parameters, kept_tensors
+from trainledger.runtime.watch import Unwatched, Watch
+from trainledger.runtime.world import World
+
+
+class Program:
+    """What one rank runs.
+
+    decoders     the (virtual) pipeline stages of this rank, in order
+    kept         tensors held beside those of the plan: none, unless a fault was planted
+    sums_norm    whether clipping sums the norm over the job: always, unless a fault was planted
+    """
+
+    def __init__(self, spec: RunSpec, world: World, watch: Watch | None = None) -> None:
+        self.spec = spec
+        self.world = world
+        self.watch: Watch = watch or Unwatched()
+        self.kept: list[torch.Tensor] = []
+        self.sums_norm = True
+        self.data = DataParallel(spec, world, self.watch)
+        self.decoders = [self._cut(self._decoder(chunk)) for chunk in self._chunks()]
+        self.modules = [self.data.wrap(decoder) for decoder in self.decoders]
+        self.pipeline = self._pipeline() if spec.plan["pp"] > 1 else None
+        self.parameters: list[Kept] = [kept for module in self.modules for kept in kept_parameters(module)]
+        self.optimizer = build_optimizer((kept.parameter for kept in self.parameters), spec)
+
+    def _chunks(self) -> list[int]:
+        """The virtual stages of this rank: chunk c runs on pipeline rank c mod pp."""
+        pp = self.spec.plan["pp"]
+        return [self.world.place.pp + pp * turn for turn in range(self.spec.plan["vpp"])]
+
+    def _decoder(self, chunk: int) -> Decoder:
+        spec = self.spec
+        chunks = spec.plan["pp"] * spec.plan["vpp"]
+        per_chunk = layers_per_chunk(spec.model.num_layers, chunks, "front", spec.pp_layout)
+        start = sum(per_chunk[:chunk])
+        layers = range(start, start + per_chunk[chunk])
+        decoder = build_decoder(spec.model, spec.config, layers=layers, first=chunk == 0, last=chunk == chunks - 1)
+        init_weights(decoder, spec.seed)
+        return decoder.to(self.world.device)
+
+    def _cut(self, decoder: Decoder) -> Decoder:
+        """Every axis but data and pipeline, innermost first."""
+        spec, world = self.spec, self.world
+        if spec.plan["tp"] > 1:
+            parallelize_tensor(decoder, world.tp_mesh, spec)
+        if spec.plan["ep"] > 1:
+            parallelize_experts(decoder, world, spec)
+        if spec.plan["cp"] > 1:
+            parallelize_context(decoder, world, spec)
+        for path in decoder.block_paths.values():
+            decoder.set_submodule(path, recomputed(decoder.get_submodule(path), spec))
+        return decoder
+
+    def _pipeline(self) -> Pipeline:
+        positions = self._positions()
+        every = torch.arange(self.spec.seq, device=self.world.device)
+        return Pipeline(self.modules, self.spec, self.world, self._loss, every if positions is None else positions)
+
+    def named_tensors(self) -> Iterator[Named]:
+        """Everything the plan lets this rank keep, at this moment."""
+        yield from kept_tensors(self.parameters, self.optimizer)
+        if self.pipeline is not None:
+            yield from self.pipeline.received()
+
+    def step(self, index: int) -> float | None:
+        """One optimizer step on batch `index`; the mean loss of this rank's tokens where this rank computes it."""
+        watch = self.watch
+        batches = [self._own_tokens(batch) for batch in local_batches(self.spec, self.world.place, index)]
+        loss = self._piped(batches) if self.pipeline else self._accumulated(batches)
+        del batches
+        with watch.phase("backward"):
+            self._finish_gradients()
+        watch.instant("backward", self.named_tensors())
+        with watch.phase("clip"):
+            if self.spec.clip_norm:
+                self._clip()
+        with watch.phase("optimizer"):
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.data.after_step()
+        watch.instant("rest", self.named_tensors())
+        return loss
+
+    def group_gathered(self) -> None:
+        """Tell the watch what is gathered together; FSDP2 makes those storages in the first step."""
+        for module in self.modules:
+            for name, tensors in gathered_units(module):
+                self.watch.group(name, tensors)
+
+    def _own_tokens(self, batch: Batch) -> Batch:
+        """The part of each sequence that this context-parallel rank computes."""
+        cp = self.spec.plan["cp"]
+        if cp == 1:
+            return batch
+        tokens, labels = (split_sequence(part, 1, self.world.place.cp, cp) for part in batch)
+        return tokens, labels
+
+    def _positions(self) -> torch.Tensor | None:
+        cp = self.spec.plan["cp"]
+        every = torch.arange(self.spec.seq, device=self.world.device)
+        return split_sequence(every, 0, self.world.place.cp, cp) if cp > 1 else None
+
+    def _accumulated(self, batches: list[Batch]) -> float:
+        """Forward and backward of each micro-batch in turn."""
+        (module,), watch = self.modules, self.watch
+        total = 0.0
+        for index, (tokens, labels) in enumerate(batches):
+            last = index == len(batches) - 1
+            self.data.before_micro_batch(last=last)
+            with watch.phase("forward"):
+                loss = self._loss(module(tokens, self._positions()), labels) / len(batches)
+            if last:
+                watch.instant("loss", self.named_tensors())
+            with watch.phase("backward"):
+                loss.backward()
+            total += float(loss.detach())
+            del loss
+        return total
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The mean over the tokens of one micro-batch here."""
+        return loss_of(logits, labels, self.spec, self.world.tp_mesh if self.spec.plan["tp"] > 1 else None)
+
+    def _piped(self, batches: list[Batch]) -> float | None:
+        """All micro-batches through the pipeline's schedule."""
+        assert self.pipeline is not None
+        tokens, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        with self.watch.phase("pipeline"):
+            loss = self.pipeline.step(tokens, labels)
+        return None if loss is None else float(loss)
+
+    def _finish_gradients(self) -> None:
+        """What no backward sums: tensors that tp leaves whole beside a cut sequence, and an embedding at both ends."""
+        if self.spec.plan["tp"] > 1:
+            for decoder in self.decoders:
+                reduce_partial_gradients(decoder)
+        if (group := self.world.group("embedding")) is not None:
+            reduce_tied_embedding(self.decoders, self.spec.model, group)
+
+    def _clip(self) -> None:
+        gradients = [
+            (kept.parameter.grad, self._copies(kept)) for kept in self.parameters if kept.parameter.grad is not None
+        ]
+        world = self.world.group("world") if self.sums_norm else None
+        clip_gradients(gradients, self.spec.clip_norm, world)
+
+    def _copies(self, kept: Kept) -> int:
+        """How many ranks of the job hold the part of a parameter that this one holds."""
+        plan = self.spec.plan
+        expert = plan["ep"] > 1 and ".*." in kept.name
+        averaging = self.world.dp // plan["ep"] if expert else self.world.dp
+        copies = averaging if plan["zero_stage"] == 0 else plan["dp_replicate"]
+        if not cut_by(kept.parameter, "tp"):
+            copies *= plan["tp"]
+        tied_ends = self.world.group("embedding") is not None and kept.name in self._embedding_names
+        return copies * 2 if tied_ends else copies
+
+    @property
+    def _embedding_names(self) -> set[str]:
+        return {tensor.name for tensor in self.spec.model.embedding if tensor.role == "embedding"}
