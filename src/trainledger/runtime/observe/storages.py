@@ -1,0 +1,201 @@
+"""Every storage that is alive on a rank, from its birth to its death: what it holds, and where it came from.
+
+A storage is met when an operation gives a tensor that lies on it, views included, and so once however many tensors
+share it. Its death is exact: PyTorch keeps one Python object per storage for as long as the storage lives, so the weak
+reference to that object calls back when the memory is freed, whoever freed it. Storages are resized without any
+operation (FSDP2 empties a gathered unit so), hence `UntypedStorage.resize_` is watched as well.
+
+What an operation allocates and frees again before it returns is not seen: a peak is one between operations. And while
+any dispatch mode is active autograd adds gradients that meet into a new tensor instead of into the first one, so a
+watched peak can exceed an unwatched one by the largest of them. [torch: csrc/autograd/input_buffer.cpp,
+can_accumulate_inplace; ATen/TensorSubclassLikeUtils.h]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch._ops import OpOverload
+
+from trainledger.lines import line_id
+from trainledger.runtime.observe.clock import Clock
+from trainledger.runtime.observe.dispatch import After
+from trainledger.runtime.observe.tensors import local_part, tensors_in
+
+ADOPTED = "before watching"
+"""The birth of a storage that no watched operation made."""
+
+
+class Label(NamedTuple):
+    """What a storage is, known from where it is born: `held/<category>/<name>`, unless a named tensor claims it.
+
+    op   only what this operation gives birth to; "" is any
+    """
+
+    category: str
+    name: str
+    op: str = ""
+
+
+class Ref(weakref.ref[torch.UntypedStorage]):
+    """A weak reference that knows the address of its storage, which is the key to it while it lives."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+@dataclasses.dataclass(slots=True)
+class Storage:
+    """A live storage.
+
+    dtype, shape   of the first tensor seen on it
+    stream         id of the device's stream it was born on; 0 on a CPU
+    label          of the birth, where it was given one
+    group          the group it is summed in
+    bytes          0 on the meta device, where a tensor has a size and no memory
+    """
+
+    ref: Ref
+    op: str
+    phase: str
+    dtype: torch.dtype
+    shape: torch.Size
+    stream: int
+    label: Label | None
+    group: str | None = None
+    bytes: int = 0
+
+
+class StorageTracker:
+    """A watcher that knows all live storages, their bytes now, and the most there were since the last mark."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.live: dict[int, Storage] = {}
+        self.current_bytes = 0
+        self.peak_bytes = 0
+        self._clock = clock
+        self._label: Label | None = None
+        # Appended to by whichever thread frees a storage (gloo's among them), emptied by the one that watches.
+        self._dead: deque[Ref] = deque()
+        self._died = cast("Callable[[weakref.ref[torch.UntypedStorage]], None]", self._dead.append)
+        self._group_bytes: dict[str, int] = {}
+        self._group_peak: dict[str, int] = {}
+
+    def after(self, func: OpOverload) -> After:
+        """Meet the storages of what `func` gives."""
+        op, dead, meet = func.name(), self._dead, self._meet
+
+        def after(_args: tuple[Any, ...], _kwargs: dict[str, Any], out: object) -> None:
+            if dead:
+                self.bury()
+            if isinstance(out, torch.Tensor):
+                meet(out, op)
+            else:
+                for tensor in tensors_in(out):
+                    meet(tensor, op)
+
+        return after
+
+    def adopt(self, tensors: Iterable[torch.Tensor], op: str = ADOPTED) -> None:
+        """Know storages that were born unwatched."""
+        self.bury()
+        for tensor in tensors:
+            self._meet(local_part(tensor), op)
+
+    def storage_of(self, tensor: torch.Tensor) -> Storage:
+        """The storage under a local tensor."""
+        return self._meet(tensor, ADOPTED)
+
+    def _meet(self, tensor: torch.Tensor, op: str) -> Storage:
+        storage = tensor.untyped_storage()
+        known = self.live.get(storage._cdata)  # the address, which is what a storage is told apart by
+        if known is None:
+            return self._born(tensor, storage, op)
+        if (size := storage.nbytes()) != known.bytes:
+            self._resize(known, size)
+        return known
+
+    def _born(self, tensor: torch.Tensor, storage: torch.UntypedStorage, op: str) -> Storage:
+        ref = Ref(storage, self._died)
+        ref.key = storage._cdata
+        label = self._label if self._label is not None and self._label.op in {"", op} else None
+        born = Storage(ref, op, self._clock.current, tensor.dtype, tensor.shape, _stream_of(tensor), label)
+        self.live[ref.key] = born
+        if not tensor.is_meta:
+            self._resize(born, storage.nbytes())
+        return born
+
+    def _resize(self, known: Storage, size: int) -> None:
+        self.current_bytes += size - known.bytes
+        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+        if known.group is not None:
+            self._sum(known.group, size - known.bytes)
+        known.bytes = size
+
+    def _sum(self, group: str, change: int) -> None:
+        now = self._group_bytes[group] = self._group_bytes.get(group, 0) + change
+        self._group_peak[group] = max(self._group_peak.get(group, 0), now)
+
+    def bury(self) -> None:
+        """Take off the storages that died since the last look."""
+        while self._dead:
+            self._resize(self.live.pop(self._dead.popleft().key), 0)
+
+    @contextmanager
+    def following_resizes(self) -> Generator[None]:
+        """See what `UntypedStorage.resize_` does, which is no operation that a mode is shown."""
+        resize = torch.UntypedStorage.resize_
+
+        def resize_and_tell(storage: torch.UntypedStorage, size: int) -> object:
+            self.bury()
+            answer = resize(storage, size)
+            if (known := self.live.get(storage._cdata)) is not None:
+                self._resize(known, storage.nbytes())
+            return answer
+
+        torch.UntypedStorage.resize_ = resize_and_tell  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = resize  # pyright: ignore[reportAttributeAccessIssue]
+
+    @contextmanager
+    def labelled(self, label: Label) -> Generator[None]:
+        """Label what is born within."""
+        outer, self._label = self._label, label
+        try:
+            yield
+        finally:
+            self._label = outer
+
+    def group(self, name: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Sum the storages of these tensors from now on, as one group: `gathered` has its largest sum."""
+        for tensor in tensors:
+            member = self.storage_of(local_part(tensor))
+            if member.group is None:
+                member.group = name
+                self._sum(name, member.bytes)
+
+    @property
+    def gathered(self) -> dict[str, int]:
+        """The largest sum of each group since the last mark, by line id."""
+        return {line_id("held", "gathered", name): most for name, most in self._group_peak.items()}
+
+    def mark(self) -> None:
+        """Peaks are counted from here."""
+        self.bury()
+        self.peak_bytes = self.current_bytes
+        self._group_peak = dict(self._group_bytes)
+
+
+def _stream_of(tensor: torch.Tensor) -> int:
+    """Id of the device's stream that is current; 0 where there is no device, or the tensor is a fake of one."""
+    if tensor.is_cpu or tensor.is_meta or not torch.accelerator.is_available():
+        return 0
+    return torch.accelerator.current_stream(tensor.device).stream_id

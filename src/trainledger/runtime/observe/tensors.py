@@ -1,0 +1,49 @@
+"""What watchers ask of a tensor: the word for its dtype, its local part, its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.distributed.tensor import DTensor
+
+_WORDS = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
+}
+
+
+def dtype_word(dtype: torch.dtype) -> str:
+    """The ledger's word: fp32, bf16, fp8 ...; integers keep PyTorch's (int64, uint8, bool).
+
+    >>> dtype_word(torch.bfloat16), dtype_word(torch.int64)
+    ('bf16', 'int64')
+    """
+    return _WORDS.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or what this rank holds of a DTensor."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    # Under autograd to_local() makes a view, which is one more operation and one more node of the graph.
+    with torch.no_grad():
+        return tensor.to_local()
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the elements, wherever they are stored."""
+    return tensor.numel() * tensor.itemsize
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """All tensors of a value that an operation takes or gives: a tensor, nested lists of them, or something else."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors_in(part)
