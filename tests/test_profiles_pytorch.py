@@ -61,9 +61,45 @@ def test_pure_bf16_keeps_2_2_and_4(name: str) -> None:
 @MANY
 def test_ddp_keeps_16_bytes_per_parameter_and_a_copy_of_the_gradients_in_its_buckets(name: str) -> None:
     total = MODELS[name].total_params
-    found = held(setting_of(MODELS[name], engine="pytorch", optimizer="adamw-fused"), dp_shard=8, zero_stage=0)
+    setting = setting_of(MODELS[name], engine="pytorch", precision="fp32", optimizer="adamw-fused")
+    found = held(setting, dp_shard=8, zero_stage=0)
     assert found.at("step") == (16 + 4) * total
     assert found.at("rest") == (12 + 4) * total
+
+
+@MANY
+@pytest.mark.parametrize(
+    ("precision", "plan"), [("bf16", {"dp_shard": 8}), ("fp32", {"dp_shard": 4, "cp": 2})]
+)
+def test_replicas_that_ddp_does_not_wrap_compute_with_a_copy_and_have_no_buckets(
+    name: str, precision: str, plan: dict[str, int]
+) -> None:
+    """torch/distributed/_composable/replicate_with_fsdp.py at 2.13.0: units with a shard of one. [torch-replicate]"""
+    total, width = MODELS[name].total_params, 2 if precision == "bf16" else 4
+    setting = setting_of(MODELS[name], engine="pytorch", precision=precision, optimizer="adamw-fused")
+    one, two = (held(setting, zero_stage=0, num_microbatches=batches, **plan) for batches in (1, 2))
+    assert (one.at("rest"), one.at("step")) == (12 * total, 16 * total)
+    assert one.bytes["weights", "loss"] == (4 + width) * total
+    assert (one.bytes["gradients", "loss"], two.bytes["gradients", "loss"]) == (0, 4 * total)
+
+
+def test_one_rank_that_casts_nothing_is_not_wrapped() -> None:
+    model = MODELS["small"]
+    setting = setting_of(model, engine="pytorch", precision="fp32", optimizer="adamw-fused")
+    for zero_stage in (0, 1, 2, 3):
+        found = held(setting, zero_stage=zero_stage, num_microbatches=2)
+        assert found.at("loss") == found.at("step") == 16 * model.total_params
+
+
+def test_a_pipeline_stage_gathers_and_reduces_once_whatever_the_zero_stage() -> None:
+    """torch/distributed/pipelining/stage.py at 2.13.0: no backward but the last one reduces. [torch-pipeline-fsdp]"""
+    model = MODELS["8b"]
+    tensors = owned(model, layers=range(16), ends=(True, False))
+    whole, share = elements(tensors), stored(tensors, 8)
+    for zero_stage in (1, 2, 3):
+        found = held(setting_of(model, engine="pytorch"), pp=2, dp_shard=8, zero_stage=zero_stage, num_microbatches=4)
+        assert found.bytes["weights", "loss"] == 4 * share + 2 * whole
+        assert (found.bytes["gradients", "loss"], found.bytes["gradients", "step"]) == (4 * whole, 4 * share)
 
 
 @MANY

@@ -111,8 +111,8 @@ def test_what_was_counted_of_the_small_decoder_on_4_cpu_ranks() -> None:
     """fp32, N = 3,478,016 B: DDP reduces N in 2 calls; FSDP2 gathers 2N, scatters N; 2 x 2 adds N/2 over replicas."""
     whole = 3_478_016
     setting = setting_of(tiny(), engine="pytorch", precision="fp32")
-    (reduced,) = calls_of(setting, dp_shard=4, zero_stage=0)
-    assert (reduced.op, reduced.count, reduced.in_bytes) == ("all_reduce", 2, whole)
+    reduced = one_call(calls_of(setting, dp_shard=4, zero_stage=0), "all_reduce", "dp")
+    assert (reduced.count, reduced.in_bytes) == (2, whole)
     sharded = calls_of(setting, dp_shard=4, zero_stage=3)
     assert one_call(sharded, "all_gather", "dp_shard").out_bytes == 2 * whole
     assert one_call(sharded, "reduce_scatter", "dp_shard").in_bytes == whole
@@ -129,6 +129,55 @@ def test_the_fsdp2_knobs_on_2_micro_batches(zero_stage: int, gathers: int, scatt
     calls = calls_of(setting, dp_shard=4, zero_stage=zero_stage, num_microbatches=2)
     assert one_call(calls, "all_gather", "dp_shard").out_bytes == gathers * 3_478_016
     assert one_call(calls, "reduce_scatter", "dp_shard").in_bytes == scatters * 3_478_016
+
+
+def test_clipping_sums_one_number_over_the_whole_job() -> None:
+    setting = setting_of(dense(), engine="pytorch")
+    for columns, ranks in (({"dp_shard": 2, "pp": 2, "tp": 2, "zero_stage": 3}, 8), ({"dp_shard": 4}, 4)):
+        norm = one_call(calls_of(setting, **columns), "all_reduce", "world")
+        assert (norm.dtype, norm.ranks, norm.count, norm.in_bytes) == ("fp32", ranks, 1, 4)
+    assert not calls_of(setting, zero_stage=3)
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_a_tied_output_layer_makes_one_unit_of_both_ends(zero_stage: int) -> None:
+    """In a pipeline each end is a unit: the last stage's copy of the embedding lies in what follows the last block."""
+    setting = setting_of(dense(tied=True, vocab=256), engine="pytorch")
+    passes = 2 if zero_stage == 3 else 1
+    whole = calls_of(setting, dp_shard=4, zero_stage=zero_stage)
+    assert one_call(whole, "all_gather", "dp_shard").count == passes * (4 + 1)
+    assert one_call(whole, "reduce_scatter", "dp_shard").count == 4 + 1
+    for stage in (0, 1):
+        piped = calls_of(setting, stage, pp=2, dp_shard=4, zero_stage=zero_stage, num_microbatches=3)
+        assert one_call(piped, "all_gather", "dp_shard").count == 2 + 1
+        assert one_call(piped, "reduce_scatter", "dp_shard").count == 2 + 1
+
+
+@pytest.mark.parametrize("engine", ["pytorch", "torchtitan"])
+def test_experts_that_have_no_ranks_of_their_own_travel_with_their_block(engine: str) -> None:
+    model = routed()
+    setting = setting_of(model, engine=engine)
+    together = calls_of(setting, dp_shard=8, zero_stage=3)
+    assert {call.group for call in together} <= {"dp_shard", "world"}
+    scattered = one_call(together, "reduce_scatter", "dp_shard")
+    assert (scattered.count, scattered.in_bytes) == (
+        4 + 2,
+        4 * sum(up(t.rows, 8) * t.rest * t.times for t in owned(model)),
+    )
+    apart = calls_of(setting, dp_shard=8, ep=2, etp=1, zero_stage=3)
+    assert one_call(apart, "reduce_scatter", "dp_shard").count == 4 + 2
+    assert one_call(apart, "reduce_scatter", "expert_dp_shard").count == 4
+
+
+def test_replicas_that_ddp_does_not_wrap_are_reduced_unit_by_unit_once() -> None:
+    """Whatever the micro-batches; experts over ranks of their own."""
+    dense_calls = calls_of(setting_of(dense(), engine="pytorch"), dp_shard=4, zero_stage=0, num_microbatches=3)
+    reduced = one_call(dense_calls, "all_reduce", "dp")
+    assert (reduced.dtype, reduced.count, reduced.in_bytes) == ("fp32", 4 + 2, 4 * dense().total_params)
+    experts = calls_of(setting_of(routed(), engine="pytorch", precision="fp32"), dp_shard=4, ep=2, etp=1, zero_stage=0)
+    own = owned(routed(), ep=2, etp=1)
+    assert one_call(experts, "all_reduce", "expert_dp").in_bytes == 4 * elements(own, expert=True)
+    assert one_call(experts, "all_reduce", "dp").in_bytes == 4 * elements(own, expert=False)
 
 
 def test_fsdp2_padding_travels() -> None:

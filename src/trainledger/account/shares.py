@@ -41,6 +41,7 @@ class Shares:
     expert: IntArray
     table: TensorTable
     stacked: bool
+    vectors_by_expert: bool
     known: dict[tuple[object, ...], tuple[IntArray, IntArray]] = dataclasses.field(default_factory=dict)
     """Elements already worked out, for most buffers of an engine are cut alike."""
     masks: dict[tuple[object, ...], tuple[BoolArray, bool]] = dataclasses.field(default_factory=dict)
@@ -99,6 +100,7 @@ def shares(inventory: Inventory, plans: Plans) -> Shares:
         expert=sharding.shard_group(plans, expert=True),
         table=table,
         stacked=inventory.setting.profile.experts_stacked,
+        vectors_by_expert=inventory.setting.profile.vectors_by_expert,
     )
 
 
@@ -118,14 +120,16 @@ def _tensor_elements(own: Shares, cut: Cut, sharded_from: int) -> tuple[IntArray
         return shapes.numel, shapes.copies
     if cut == "tensor":
         return partition.per_tensor(shapes.numel, over), shapes.copies
-    if not own.stacked or not own.table.expert.any():
-        return partition.dim0(shapes.rows, shapes.rest, over), shapes.copies
-    # stacked experts are cut along the experts, or along their rows where more ranks than experts share them
-    along_experts = partition.dim0(shapes.copies, shapes.numel, over)
-    along_rows = shapes.copies * partition.dim0(shapes.rows, shapes.rest, over)
-    stacked = np.where(over <= shapes.copies, along_experts, along_rows)
-    whole = partition.dim0(shapes.rows, shapes.rest, over)
-    return np.where(own.table.expert, stacked, whole), np.where(own.table.expert, 1, shapes.copies)
+    table, whole = own.table, partition.dim0(shapes.rows, shapes.rest, over)
+    if not own.stacked or not (table.copies > 1).any():
+        return whole, shapes.copies
+    # a stack is cut along its members; experts along their rows where more ranks than experts share them
+    along_rows = table.expert & (over > shapes.copies)
+    if own.vectors_by_expert:
+        along_rows &= table.rest > 1
+    elements = np.where(along_rows, shapes.copies * whole, partition.dim0(shapes.copies, shapes.numel, over))
+    stack = table.expert | (table.copies > 1)
+    return np.where(stack, elements, whole), np.where(stack, 1, shapes.copies)
 
 
 def pooled_elements(

@@ -16,6 +16,7 @@ from trainledger.dtypes import bytes_of, kept_bytes
 from trainledger.inventory.buffers import Buffer, gathered_bytes
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tensors import BoolArray, LocalShapes
+from trainledger.plans import sharding
 from trainledger.plans.plan import Plans
 from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Instant
 
@@ -190,7 +191,7 @@ def on_host(buffer: Buffer, offload: tuple[tuple[Category, ...], ...]) -> bool:
 def standing(own: Shares, buffer: Buffer) -> tuple[BoolArray, bool]:
     """([plans] where a buffer exists, whether anywhere)."""
     row = buffer.row
-    key = (row.zero, row.pp, row.only_accumulating, row.only_shared)
+    key = (row.zero, row.pp, row.only_accumulating, row.wrapped)
     if key not in own.masks:
         mask = plan_mask(own.plans, buffer)
         own.masks[key] = mask, bool(mask.any())
@@ -205,8 +206,8 @@ def plan_mask(plans: Plans, buffer: Buffer) -> BoolArray:
         exists = exists & ((plans.pp > 1) == (row.pp == ">1"))
     if row.only_accumulating:
         exists = exists & (plans.num_microbatches > 1)
-    if row.only_shared:
-        exists = exists & (plans.dp * plans.cp > 1)
+    if row.wrapped:
+        exists = exists & sharding.wrapped(plans, row.wrapped)
     return exists
 
 

@@ -61,7 +61,13 @@ class Buffer(msgspec.Struct, frozen=True, kw_only=True):
 
 def buffers(setting: Setting, table: TensorTable) -> tuple[Buffer, ...]:
     """Every buffer of this setting, in the profile's order."""
-    return tuple(b for row in setting.profile.state if _applies(row, setting) for b in _expand(row, setting, table))
+    rows = (_wrapped(row, setting) for row in setting.profile.state if _applies(row, setting))
+    return tuple(buffer for row in rows for buffer in _expand(row, setting, table))
+
+
+def _wrapped(row: StateRow, setting: Setting) -> StateRow:
+    """Where weights are cast every model is wrapped unit by unit, whatever the plan."""
+    return msgspec.structs.replace(row, wrapped="") if row.wrapped and setting.casts else row
 
 
 def _applies(row: StateRow, setting: Setting) -> bool:
@@ -76,6 +82,7 @@ def _applies(row: StateRow, setting: Setting) -> bool:
         not row.offload or row.offload in offload,
         not row.not_offload or row.not_offload not in offload,
         row.non_tn is None or row.non_tn == _non_tn(setting),
+        row.wrapped in ("", "unit") or not setting.casts,
         # a parameter count says nothing of its largest unit or tensor, so buffers of that size are not counted
         not (_count_alone(setting) and row.select in ("largest_unit", "largest_tensor")),
     )

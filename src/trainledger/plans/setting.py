@@ -46,6 +46,11 @@ class Setting:
         return self.profile.precision[self.scenario.precision]
 
     @property
+    def casts(self) -> bool:
+        """Whether what is multiplied has another dtype than the weights that are kept."""
+        return self.recipe.gathered != self.recipe.weight
+
+    @property
     def usable_bytes(self) -> int | None:
         """What "fits" is judged against: the card's usable memory less the reserve; None without a card."""
         return self.accelerator.usable_bytes - self.reserve_bytes if self.accelerator is not None else None

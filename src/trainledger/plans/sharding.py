@@ -6,7 +6,10 @@ experts, whose group is what tensor x context x data parallelism leaves after ex
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
+from numpy.typing import NDArray
 
 from trainledger.arrays import IntArray
 from trainledger.plans.plan import Plans
@@ -46,3 +49,24 @@ def divisor(plans: Plans, group: IntArray, sharded_from: int) -> IntArray:
     [1, 1, 8, 8]
     """
     return np.where(plans.zero_stage >= sharded_from, group, 1)
+
+
+def wrapped(plans: Plans, how: Literal["ddp", "unit", "none"]) -> NDArray[np.bool_]:
+    """[plans]: where PyTorch's data parallelism wraps a model so, if weights are not cast to be multiplied.
+
+    none   one rank averages its own gradients
+    ddp    zero_stage 0 and no parallelism but data: DistributedDataParallel, which casts nothing
+    unit   else: FSDP2, or replicas, unit by unit; and everywhere, if weights are cast
+
+    [torch-ddp, torch-replicate, fsdp2-units]
+
+    >>> from trainledger.plans.plan import make_plans
+    >>> plans = make_plans({"dp_shard": [1, 4, 4], "tp": [1, 1, 2]})
+    >>> [wrapped(plans, how).tolist() for how in ("none", "ddp", "unit")]
+    [[True, False, False], [False, True, False], [False, False, True]]
+    """
+    alone = dense_group(plans) == 1
+    if how == "none":
+        return alone
+    ddp = (plans.zero_stage == 0) & (plans.tp * plans.pp * plans.cp * plans.ep == 1) & ~alone
+    return ddp if how == "ddp" else ~(alone | ddp)

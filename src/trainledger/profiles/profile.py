@@ -43,7 +43,8 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     copies        how many such buffers are alive at once
     alive         the instants; with `accumulates` also at the loss of every micro-batch but the first
     only_accumulating   exists only with more than one micro-batch per step
-    only_shared         exists only where several ranks average gradients
+    wrapped             exists only where data parallelism wraps the model so (plans/sharding.py): ddp | unit | none
+    released            alive in the last backward and freed before it ends; that instant's peak counts it
     grad, same_grad, precision, not_optimizer, pp, offload, non_tn   conditions: gradient dtypes, whether gradients
                   are kept in the dtype of the weights, recipes, optimizers that lack it, "1" or ">1" pipeline stages,
                   what is offloaded (not_offload: what must not be), and whether the card multiplies FP8 matrices in
@@ -66,7 +67,8 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     alive: tuple[Instant, ...] = INSTANTS
     accumulates: bool = False
     only_accumulating: bool = False
-    only_shared: bool = False
+    wrapped: Literal["", "ddp", "unit", "none"] = ""
+    released: bool = False
     grad: tuple[str, ...] = ()
     same_grad: bool | None = None
     not_optimizer: tuple[str, ...] = ()
@@ -121,7 +123,12 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cp_comm, cp_choices      how context parallelism exchanges by default, and what --cp-comm may say
     recompute_reruns_last    recomputing a block repeats its last reduction; a checkpoint that stops early does not
     loss_all_reduces         tensor-parallel reductions of a loss over a cut vocabulary, per micro-batch
+    gathers_logits           the loss is computed on logits that are gathered whole
     reduces_norms            with sp, gradients of what tp leaves whole are summed over the tp ranks once per step
+    reduces_partial          the same of every whole tensor that a rank has seen a part of only, with or without sp, after
+                             the reduction over data-parallel ranks: from zero_stage 1 on each rank sums its shards
+    joins_parallel           attention and network of a parallel block share their tensor-parallel exchanges
+    experts_in_region        without expert parallelism routed experts are cut like a dense network; else tokens go to them
     regathers_kv             a backward under cp_comm all_gather gathers keys and values again
     rotates_kv               keys and values travel as one tensor, a hop is an all-to-all, and their gradients go round
                              in fp32 under either cp_comm; v of latent attention is padded to the width of k
@@ -130,7 +137,10 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pipeline_keeps_gathered  in a pipeline weights are gathered and gradients reduced once per step
     final_unit_kept          what follows the last block stays gathered between forward and backward
     reduce_follows_grad      --grad-dtype is the dtype of reductions too
-    replicas_by_unit         at zero_stage 0 each unit is reduced after every micro-batch
+    replicas_by_unit         at zero_stage 0 each unit is reduced after every micro-batch; else once per step, in DDP's
+                             buckets or, where DDP does not wrap the model, by unit
+    shards_embedding         where both ends of a pipeline hold an embedding, each rank sums its shard of the gradient
+    norm_all_reduces         all-reduces of one fp32 over the whole job by which gradients are clipped
     """
 
     style: Literal["paper", "ddp_fsdp2", "deepspeed", "megatron"]
@@ -139,7 +149,11 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cp_choices: tuple[str, ...] = ("ring", "all_to_all", "all_gather")
     recompute_reruns_last: bool = True
     loss_all_reduces: int = 3
+    gathers_logits: bool = False
     reduces_norms: bool = False
+    reduces_partial: bool = False
+    joins_parallel: bool = True
+    experts_in_region: bool = False
     regathers_kv: bool = False
     rotates_kv: bool = False
     counts_tokens: bool = False
@@ -148,6 +162,8 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     final_unit_kept: bool = False
     reduce_follows_grad: bool = True
     replicas_by_unit: bool = False
+    shards_embedding: bool = False
+    norm_all_reduces: int = 0
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,7 +186,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kv_replication      KV heads are copied where tp exceeds them
     etp_default         expert tensor parallelism: "tp" follows tp, "tp_without_ep" does so where ep is 1, "1"
     split               how layers fall on pipeline stages: divisible | less_ends | front
+    schedules           in what order a pipeline may work
     experts_stacked     routed experts are one tensor [experts, ...] that is cut along the experts first
+    vectors_by_expert   stacked vectors of experts are cut along the experts even where more ranks share them
     loss_dtypes         dtypes alive per logit at the loss
     activations         activations belong to the account; an estimator that knows none prints a total without them
     offload             what may live in host memory, and from which zero_stage
@@ -179,6 +197,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     shards_quantised    4-bit frozen weights are divided like others
     optimizer_alias     the entry of optimizers.toml that a name stands for in this engine
     optimizer_master    dtype of the master copy under optimizers that keep it in fewer bits
+    counts_steps        optimizers that keep a step count of one fp32 for each tensor; on CUDA some keep it on the host,
+                        so only the account of one rank's storages has them
     whole_blocks        block-quantised optimizer state needs whole blocks, and each 8-bit tensor has a table [torchao]
     """
 
@@ -198,7 +218,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kv_replication: bool = False
     etp_default: Literal["tp", "tp_without_ep", "1"] = "1"
     split: Literal["divisible", "less_ends", "front"] = "front"
+    schedules: tuple[str, ...] = ("1f1b", "interleaved")
     experts_stacked: bool = False
+    vectors_by_expert: bool = False
     loss_dtypes: tuple[str, ...] = ()
     activations: bool = True
     offload: dict[str, Offload] = {}
@@ -207,6 +229,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     shards_quantised: bool = True
     optimizer_master: dict[str, str] = {}
     optimizer_alias: dict[str, str] = {}
+    counts_steps: tuple[str, ...] = ()
     whole_blocks: bool = False
     notes: tuple[str, ...] = ()
 
