@@ -29,7 +29,7 @@ class Decoder(nn.Module):
     blocks      the layers here, by index as text
     entry       modules before the first block (empty: not here); `embedding` is the token table among them
     final       modules after the last block (empty: not here); the output layer is the last of them
-    positions   of this rank's tokens, [S]; None: 0, 1, ... for as many tokens as the input has
+    length      tokens of the whole sequence, where a rank has a part of them; None: as many as there are positions
     """
 
     def __init__(self, model: Model, semantics: Semantics, layers: Sequence[int], *, first: bool, last: bool) -> None:
@@ -37,7 +37,7 @@ class Decoder(nn.Module):
         self.facts = model
         self.semantics = semantics
         self.first, self.last = first, last
-        self.positions: Tensor | None = None
+        self.length: int | None = None
         self._paths = {layer: model.layer_prefix.format(i=layer).rstrip(".") for layer in layers}
         self._final: list[str] = []
         if first:
@@ -49,28 +49,28 @@ class Decoder(nn.Module):
             self._finish(model)
 
     def _finish(self, model: Model) -> None:
-        rule = self.semantics.exit
-        made: dict[str, Leaf] = leaves(model.final, self.semantics)
+        rule, facts = self.semantics.exit, model.final
+        head, bias = rule.head, False
+        if model.tied:
+            facts = tuple(fact for fact in model.final if fact.name != f"{head}.bias")
+            bias = len(facts) < len(model.final)
+            head = head if self.first else self.semantics.entry.tokens
+        if bias and not self.first:
+            raise Refused(
+                "tied-head-bias",
+                f"{model.name} ties an output layer that has a bias, which is not cut over pipeline stages; "
+                "set tie_word_embeddings=false, or pp=1",
+            )
+        made: dict[str, Leaf] = leaves(facts, self.semantics)
         if rule.norm and rule.norm not in made:
             made = {rule.norm: Norm(self.semantics.norm, None), **made}
-        head = rule.head
         if model.tied:
             table = _fact(model.embedding, self.semantics.entry.tokens)
-            bias = any(fact.name == f"{head}.bias" for fact in model.final)
-            made.pop(head, None)
-            if not self.first and bias:
-                raise Refused(
-                    "tied-head-bias",
-                    f"{model.name} ties an output layer that has a bias, which is not cut over pipeline stages; "
-                    "set tie_word_embeddings=false, or pp=1",
-                )
-            head = head if self.first else self.semantics.entry.tokens
             made[head] = nn.Linear(table.shape[1], table.shape[0], bias=bias)
         graft(self, made, {})
         if model.tied and self.first:
             self._linear(head).weight = self._table().weight
-        names = [rule.norm, rule.project, head]
-        self._final = [name for name in names if name]
+        self._final = [name for name in (rule.norm, rule.project, head) if name]
 
     def _linear(self, path: str) -> nn.Linear:
         return self.get_submodule(path)  # pyright: ignore[reportReturnType]  # grafted as one
@@ -108,20 +108,19 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """Token ids [B, S] on a first stage, else hidden states [B, S, H], to hidden states, or to logits on a last.
 
-        positions  [S]; they take the place of `self.positions`
+        positions  of the tokens here, [S]; None: 0, 1, ... for as many as the input has
         """
-        positions = self.positions if positions is None else positions
-        length = x.shape[1]
         if positions is None:
-            positions = torch.arange(length, device=x.device)
+            positions = torch.arange(x.shape[1], device=x.device)
         hidden = self._enter(x, positions) if self.first else x
-        context = self.context(positions, length, hidden.dtype)
+        context = self.context(positions, hidden.dtype)
         for block in self.blocks.values():
             hidden = block(hidden, context)
         return self._leave(hidden) if self.last else hidden
 
-    def context(self, positions: Tensor, length: int, dtype: torch.dtype) -> Context:
-        """What the blocks here share in one pass over these positions [S] of a sequence of `length`."""
+    def context(self, positions: Tensor, dtype: torch.dtype) -> Context:
+        """What the blocks here share in one pass over these positions [S]."""
+        length = positions.shape[0] if self.length is None else self.length
         rules = [self.semantics.attention[layer] for layer in self._paths]
         return make_context(positions, length, dtype, self.semantics.rotary, rules)
 

@@ -43,6 +43,7 @@ def init_weights(decoder: Decoder, seed: int) -> None:
 
 
 def _draw(target: Tensor, name: str, seed: int) -> None:
-    generator = torch.Generator(device="cpu").manual_seed(seed * 2**32 + zlib.crc32(name.encode()))
+    # the CPU generator looks at 32 bits of its seed only, so both go into one checksum
+    generator = torch.Generator(device="cpu").manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
     drawn = torch.randn(target.shape, generator=generator, dtype=torch.float32, device="cpu")
     target.copy_(drawn * SPREAD)

@@ -107,4 +107,5 @@ def here(experts: Experts, rows: Tensor, weights: Tensor, chosen: Tensor) -> Ten
         given = experts(rows[tokens] * weight, counts)
     else:
         given = experts(rows[tokens], counts) * weight
-    return torch.zeros_like(rows).index_add(0, tokens, given)
+    # scatter_add, not index_add: the latter keeps `given` for its backward, if only to ask for its shape
+    return torch.zeros_like(rows).scatter_add(0, tokens[:, None].expand_as(given), given)

@@ -98,7 +98,8 @@ def read_semantics(model: Model, config: Mapping[str, Any]) -> Semantics:
 
 
 def _refuse_unknown(model: Model, config: Mapping[str, Any], settings: Config) -> None:
-    known = family_for(config, model.name).read_keys | settings.seen | IDLE
+    family = family_for(config, model.name)
+    known = family.read_keys | family.fixed_keys.keys() | settings.seen | IDLE
     for key, value in config.items():
         if key in known or key.startswith("_") or value in (None, False, 0, "", [], {}):
             continue
