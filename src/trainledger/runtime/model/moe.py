@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -96,16 +97,29 @@ class Moe(nn.Module):
 
 
 def here(experts: Experts, rows: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-    """Every expert is on this rank: sort the visits by expert, run them, add them up by token. [T, H] to [T, H]."""
-    held = next(experts.parameters()).shape[0]
+    """Every expert is on this rank. [T, H] to [T, H]."""
+    count = next(experts.parameters()).shape[0]
+    return visited(experts, count, rows, weights, chosen, scale_input=experts.rule.scale_input)
+
+
+def visited(
+    run: Callable[[Tensor, Tensor], Tensor],
+    count: int,
+    rows: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    *,
+    scale_input: bool,
+) -> Tensor:
+    """Sort the visits to `count` experts by expert, run them, add them up by token. [T, H] to [T, H].
+
+    run  takes the rows of all visits, sorted, and how many each expert gets
+    """
     visits = chosen.flatten()
     order = visits.argsort(stable=True)
     tokens = order // chosen.shape[1]
-    counts = visits.new_zeros(held).scatter_add(0, visits, torch.ones_like(visits))
+    counts = visits.new_zeros(count).scatter_add(0, visits, torch.ones_like(visits))
     weight = weights.flatten()[order, None]
-    if experts.rule.scale_input:
-        given = experts(rows[tokens] * weight, counts)
-    else:
-        given = experts(rows[tokens], counts) * weight
+    given = run(rows[tokens] * weight, counts) if scale_input else run(rows[tokens], counts) * weight
     # scatter_add, not index_add: the latter keeps `given` for its backward, if only to ask for its shape
     return torch.zeros_like(rows).scatter_add(0, tokens[:, None].expand_as(given), given)

@@ -48,7 +48,8 @@ def save_safetensors(tensors: Mapping[str, Tensor], path: str | Path) -> None:
         save_file(flat, unfinished, metadata={"format": "pt"})
         unfinished.replace(target)
     except (OSError, safetensors.SafetensorError) as error:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
         raise BadInput(
             f"{target} cannot be written ({error}); check the folder, its permissions and its space"
         ) from error
@@ -68,6 +69,7 @@ def load_safetensors(decoder: Decoder, path: str | Path) -> None:
             single: part for name, parameter in decoder.named_parameters() for single, part in _split(name, parameter)
         }
         _check(decoder, Path(path), wanted, where)
+        _check_tied(decoder, where)
         with torch.no_grad():
             for name, target in wanted.items():
                 target.copy_(where[name].tensor(name))
@@ -100,7 +102,10 @@ class _Opened:
 
     def tensor(self, name: str) -> Tensor:
         """The values."""
-        return self._file.get_tensor(name)
+        try:
+            return self._file.get_tensor(name)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise BadInput(f"{self.path}: {name} cannot be read ({error}); get the file again") from error
 
 
 def _split(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -158,7 +163,7 @@ def _check(decoder: Decoder, path: Path, wanted: Mapping[str, Tensor], where: Ma
             )
     known = set(_model_names(decoder.facts)) | set(_routers(decoder))
     for name, file in where.items():
-        if name not in known and not _passed_over(decoder, name, file):
+        if name not in known and not _passed_over(decoder, name):
             raise BadInput(
                 f"{file.path}: {name} is no tensor of {decoder.facts.name}; give the checkpoint of this very model"
             )
@@ -176,8 +181,8 @@ def _model_names(model: Model) -> Iterator[str]:
                 yield from (prefix + tensor.name.replace("{e}", str(index)) for index in copies)
 
 
-def _passed_over(decoder: Decoder, name: str, file: _Opened) -> bool:
-    """A computable buffer, a layer of multi-token prediction, a correction elsewhere, or a tied head's second copy."""
+def _passed_over(decoder: Decoder, name: str) -> bool:
+    """A computable buffer, a correction elsewhere, a layer of multi-token prediction, or a tied output layer."""
     model = decoder.facts
     if name.endswith((*_BUFFERS, CORRECTION)):
         return True
@@ -185,5 +190,16 @@ def _passed_over(decoder: Decoder, name: str, file: _Opened) -> bool:
         beyond = (model.layer_prefix.format(i=model.num_layers + depth) for depth in range(model.mtp_depths))
         if name.startswith(tuple(beyond)):
             return True
-    table = next(tensor for tensor in model.embedding if tensor.role == "embedding")
-    return model.tied and name == f"{decoder.semantics.exit.head}.weight" and file.shape(name) == table.shape
+    return model.tied and name == f"{decoder.semantics.exit.head}.weight"
+
+
+def _check_tied(decoder: Decoder, where: Mapping[str, _Opened]) -> None:
+    """A tied output layer that stands in the file as well must be the table."""
+    head, table = f"{decoder.semantics.exit.head}.weight", f"{decoder.semantics.entry.tokens}.weight"
+    if not decoder.facts.tied or head not in where or table not in where:
+        return
+    if not torch.equal(where[head].tensor(head), where[table].tensor(table)):
+        raise BadInput(
+            f"{where[head].path}: {head} is not {table}, and {decoder.facts.name} ties them; "
+            "set tie_word_embeddings=false, or give the checkpoint of this very model"
+        )
