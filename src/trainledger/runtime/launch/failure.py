@@ -59,8 +59,8 @@ def failure_of(error: BaseException) -> Failure:
 
 def raised(rank: int, world: int, status: int | None, failure: Failure) -> RankFailed:
     """The error for an exception in a rank."""
-    trace = f"\n{last_lines(failure.trace)}" if failure.trace else ""
-    return RankFailed(rank, status, f"rank {rank} of {world} raised {failure.what}{trace}")
+    how = f" raised {failure.what}\n{last_lines(failure.trace)}" if failure.trace else f": {failure.what}"
+    return RankFailed(rank, status, f"rank {rank} of {world}{how}")
 
 
 def died(rank: int, world: int, status: int, log: str) -> RankFailed:

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from multiprocessing.connection import Pipe
+from multiprocessing.util import get_temp_dir
 from typing import TypeVar, TypeVarTuple
 
 from trainledger.runtime.launch.failure import RankFailed
@@ -51,6 +52,7 @@ def run_forked(
                     rank=rank,
                     world=world_size,
                     folder=folder,
+                    server=get_temp_dir(),
                     threads=threads,
                     group_s=2 * timeout_s + 60,
                     show=show,

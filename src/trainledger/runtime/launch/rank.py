@@ -37,6 +37,7 @@ ORPHANED = 113
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rank sits: its number, the folder it shares with the others, and how it runs.
 
+    server    folder of the server's socket, which nobody else removes when the parent is killed
     group_s   the limit of one collective: above the parent's own, so that the parent is the one to speak
     show      its output goes where the server's goes, not into its log
     """
@@ -44,6 +45,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     world: int
     folder: str
+    server: str
     threads: int
     group_s: float
     show: bool
@@ -77,7 +79,8 @@ class Link:
         try:
             self._pipe.recv()
         except (EOFError, OSError):
-            shutil.rmtree(self._seat.folder, ignore_errors=True)
+            for folder in (self._seat.folder, self._seat.server):
+                shutil.rmtree(folder, ignore_errors=True)
             os._exit(ORPHANED)
         self._dismissed.set()
 

@@ -13,7 +13,7 @@ from typing import Any
 from trainledger.runtime.launch.failure import Failure, RankFailed, died, raised, stack_in
 from trainledger.runtime.launch.rank import STACK_SIGNAL, Progress, Seat
 
-SETTLE_S = 0.3
+SETTLE_S = 0.5
 """An exception may be the echo of another rank's death, whose notice is on its way for this long."""
 
 STACK_S = 0.3

@@ -1,0 +1,209 @@
+"""Forked ranks: their results in order, and nothing left behind, however a world ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from pathlib import Path
+
+import pytest
+
+import launch_targets as targets
+from trainledger.runtime.launch.fork import RankFailed, run_forked
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After every test here no rank runs and no file of a world is left."""
+    run_forked(1, targets.environment)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert ranks_running() == []
+    assert list(folder.iterdir()) == []
+
+
+def server_pid() -> int:
+    pid = forkserver._forkserver._forkserver_pid  # pyright: ignore[reportAttributeAccessIssue]  # no public name
+    assert isinstance(pid, int)
+    return pid
+
+
+def ranks_running() -> list[int]:
+    """Children of this process's server, dead ones that it has not noticed yet left out."""
+    server = server_pid()
+    found: list[int] = []
+    for process in Path("/proc").iterdir():
+        try:
+            fields = (process / "stat").read_text().rpartition(")")[2].split() if process.name.isdigit() else []
+        except OSError:
+            continue
+        if fields and int(fields[1]) == server and fields[0] != "Z":
+            found.append(int(process.name))
+    return found
+
+
+def test_results_come_in_rank_order_from_ranks_that_met() -> None:
+    assert run_forked(4, targets.total, 10) == [(rank, 46.0, 1) for rank in range(4)]
+
+
+def test_a_rank_knows_its_place() -> None:
+    assert run_forked(2, targets.environment) == [["0", "2", "0", "1"], ["1", "2", "1", "1"]]
+
+
+def test_a_rank_may_have_several_threads_if_asked() -> None:
+    assert run_forked(1, targets.total, 0, threads=2) == [(0, 0.0, 2)]
+
+
+def test_a_rank_that_is_done_waits_for_the_others() -> None:
+    assert run_forked(2, targets.late_receiver) == [5.0, 5.0]
+
+
+def test_progress_is_that_of_rank_0() -> None:
+    heard: list[tuple[int, int, str]] = []
+
+    def hear(done: int, total: int, text: str) -> None:
+        heard.append((done, total, text))
+
+    run_forked(2, targets.progressing, progress=hear)
+    assert heard == [(done + 1, 3, f"step {done} of rank 0") for done in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "words"),
+    [
+        ("raise", None, "rank 1 of 3 raised ValueError: planted"),
+        ("leave", None, "rank 1 of 3 raised SystemExit: 0"),
+        ("exit", 7, "rank 1 of 3 exited with status 7 and without a result; the last it wrote:\n    the last words"),
+        ("abort", -signal.SIGABRT, "rank 1 of 3 was killed by SIGABRT"),
+    ],
+)
+def test_the_first_rank_that_fails_ends_the_world(how: str, status: int | None, words: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(RankFailed) as failed:
+        run_forked(3, targets.stuck_unless, 1, how)
+    assert time.monotonic() - start < 5
+    assert (failed.value.rank, failed.value.status) == (1, status)
+    assert str(failed.value).startswith(words)
+
+
+def test_the_traceback_shows_where_the_rank_raised() -> None:
+    with pytest.raises(RankFailed, match=r'launch_targets\.py", line \d+, in _end\n.*\n *ValueError: planted'):
+        run_forked(2, targets.stuck_unless, 0, "raise")
+
+
+def test_a_world_that_takes_too_long_is_ended_and_says_where_it_is() -> None:
+    start = time.monotonic()
+    with pytest.raises(RankFailed) as failed:
+        run_forked(2, targets.stuck_unless, 1, "wait", timeout_s=1.0)
+    assert time.monotonic() - start < 4
+    said = str(failed.value)
+    assert said.startswith("rank 0, 1 of 2 did not end within 1 s (timeout_s)")
+    assert "in all_reduce" in said.split("rank 1 is here", maxsplit=1)[0]
+    assert "in _end" in said.split("rank 1 is here")[1]
+
+
+def test_a_result_that_cannot_be_sent_is_a_failure_of_its_rank() -> None:
+    with pytest.raises(RankFailed, match="pickle"):
+        run_forked(2, targets.unpicklable)
+
+
+def test_ranks_that_were_told_different_runs_do_not_start() -> None:
+    with pytest.raises(RankFailed, match=r"rank 1 of 3 was told another run than the rest .*digest bbb, the rest aaa"):
+        run_forked(3, targets.disagreeing, ("aaa", "bbb", "aaa"))
+    assert run_forked(2, targets.disagreeing, ("aaa", "aaa")) == [None, None]
+
+
+def test_an_interrupt_ends_the_world() -> None:
+    def interrupt(done: int, total: int, text: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_forked(2, targets.progressing, progress=interrupt)
+
+
+def kill_one_of(world: int, folder: Path, seed: int, notice_s: float = 0.0) -> None:
+    """Kill -9 a rank while all are in collectives; the parent must say so, soon.
+
+    The server, whose word its death is, is held up for `notice_s`.
+    """
+    choice = random.Random(seed)  # noqa: S311  # which rank and when, the same in every run
+    victim, delay_s = choice.randrange(world), choice.uniform(0.0, 0.3)
+
+    def kill() -> None:
+        while len(list(folder.iterdir())) < world or not (folder / f"{victim}").read_text():
+            time.sleep(0.01)
+        time.sleep(delay_s)
+        if notice_s:
+            os.kill(server_pid(), signal.SIGSTOP)
+        os.kill(int((folder / f"{victim}").read_text()), signal.SIGKILL)
+        if notice_s:
+            time.sleep(notice_s)
+            os.kill(server_pid(), signal.SIGCONT)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    start = time.monotonic()
+    with pytest.raises(RankFailed) as failed:
+        run_forked(world, targets.collectives, str(folder), timeout_s=30)
+    killer.join()
+    assert time.monotonic() - start < 10
+    assert (failed.value.rank, failed.value.status) == (victim, -signal.SIGKILL)
+    assert "SIGKILL" in str(failed.value)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rank_that_is_killed_in_a_collective_ends_the_world(seed: int, tmp_path: Path) -> None:
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    kill_one_of(3, folder, seed)
+
+
+def test_an_echo_is_not_taken_for_the_cause(tmp_path: Path) -> None:
+    """The others' broken collectives are known before the death that broke them."""
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    kill_one_of(3, folder, seed=3, notice_s=0.1)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_ten_worlds_of_eight_lose_a_rank(seed: int, tmp_path: Path) -> None:
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    kill_one_of(8, folder, seed)
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.proof)])
+def test_no_rank_survives_its_parent(blow: signal.Signals, tmp_path: Path) -> None:
+    mark = f"LAUNCH_TEST_MARK={tmp_path}"
+    folder, scratch = tmp_path / "ranks", tmp_path / "scratch"
+    folder.mkdir()
+    scratch.mkdir()
+    environment = {**os.environ, "LAUNCH_TEST_MARK": str(tmp_path), "TMPDIR": str(scratch)}
+    with subprocess.Popen(
+        [sys.executable, str(Path(targets.__file__)), str(folder)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"running\n"
+        # The parent, its server, the standard library's tracker of resources, and three ranks.
+        assert len(targets.marked_processes(mark)) == 6
+        parent.send_signal(blow)
+        start = time.monotonic()
+        while targets.marked_processes(mark) and time.monotonic() - start < 5:
+            time.sleep(0.05)
+    assert targets.marked_processes(mark) == []
+    left = [file.name for file in scratch.iterdir() if not file.name.startswith("torchinductor")]
+    assert left == [], "torch makes a cache of its own when it is imported, and nothing else may stay"
