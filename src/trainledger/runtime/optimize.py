@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from trainledger.errors import BadInput
 from trainledger.runtime.spec import RunSpec
+from trainledger.runtime.tensors import value_of
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 """The defaults of torch.optim.AdamW."""
@@ -40,10 +40,6 @@ def build_optimizer(parameters: Iterable[nn.Parameter], spec: RunSpec) -> torch.
             return torch.optim.SGD(lists, lr=rate, weight_decay=decay, foreach=True)
         case "sgd-momentum":
             return torch.optim.SGD(lists, lr=rate, momentum=MOMENTUM, weight_decay=decay, foreach=True)
-        case _:
-            raise BadInput(
-                f"--optimizer {spec.optimizer}: the program steps with adamw, adamw-fused, sgd, sgd-momentum"
-            )
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -76,8 +72,8 @@ def clip_gradients(
         total += part.float().square().sum() / copies
     if group is not None and group.size() > 1:
         dist.all_reduce(total, group=group)
-    norm = float(total.sqrt())
-    if norm > limit:
+    norm = value_of(total.sqrt())
+    if not norm <= limit:
         for part, _ in parts:
             part.mul_(limit / norm)
     return norm

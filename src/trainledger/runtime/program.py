@@ -18,7 +18,7 @@ from trainledger.runtime.parallelize.pipeline import Pipeline, reduce_tied_embed
 from trainledger.runtime.parallelize.recompute import recomputed
 from trainledger.runtime.parallelize.tensor import parallelize_tensor, reduce_partial_gradients
 from trainledger.runtime.spec import RunSpec
-from trainledger.runtime.tensors import Kept, Named, gathered_units, kept_parameters, kept_tensors
+from trainledger.runtime.tensors import Kept, Named, gathered_units, kept_parameters, kept_tensors, value_of
 from trainledger.runtime.watch import Unwatched, Watch
 from trainledger.runtime.world import World
 
@@ -55,9 +55,10 @@ class Program:
         per_chunk = layers_per_chunk(spec.model.num_layers, chunks, "front", spec.pp_layout)
         start = sum(per_chunk[:chunk])
         layers = range(start, start + per_chunk[chunk])
-        decoder = build_decoder(spec.model, spec.config, layers=layers, first=chunk == 0, last=chunk == chunks - 1)
+        with self.world.device:
+            decoder = build_decoder(spec.model, spec.config, layers=layers, first=chunk == 0, last=chunk == chunks - 1)
         init_weights(decoder, spec.seed)
-        return decoder.to(self.world.device)
+        return decoder
 
     def _cut(self, decoder: Decoder) -> Decoder:
         """Every axis but data and pipeline, innermost first."""
@@ -79,6 +80,7 @@ class Program:
 
     def named_tensors(self) -> Iterator[Named]:
         """Everything the plan lets this rank keep, at this moment."""
+        yield from (Named("buffers", name, ranks) for name, ranks in self.world.rank_maps.items())
         yield from kept_tensors(self.parameters, self.optimizer)
         if self.pipeline is not None:
             yield from self.pipeline.received()
@@ -134,7 +136,7 @@ class Program:
                 watch.instant("loss", self.named_tensors())
             with watch.phase("backward"):
                 loss.backward()
-            total += float(loss.detach())
+            total += value_of(loss.detach())
             del loss
         return total
 
@@ -148,7 +150,7 @@ class Program:
         tokens, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
         with self.watch.phase("pipeline"):
             loss = self.pipeline.step(tokens, labels)
-        return None if loss is None else float(loss)
+        return None if loss is None else value_of(loss)
 
     def _finish_gradients(self) -> None:
         """What no backward sums: tensors that tp leaves whole beside a cut sequence, and an embedding at both ends."""

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.runtime.faults import FAULTS
 from trainledger.runtime.observe.observation import Observation
@@ -19,16 +20,15 @@ Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what comes next)."""
 
 
-def run(spec: RunSpec, progress: Progress, device: torch.device | None = None) -> Observation:
+def run(spec: RunSpec, progress: Progress, *, fake: FakeTensorMode | None = None) -> Observation:
     """Train `spec.steps` steps on this rank and say what the last of them held, sent, computed and took.
 
-    Needs an initialised process group.
+    Needs an initialised process group. `fake` is the mode of a dry run: tensors have no memory.
     """
-    device = device or torch.device("cpu")
-    world = World(spec, device)
+    world = World(spec, device_here())
     observer = Observer(world.names)
     losses: list[float] = []
-    with observer.watching():
+    with fake or nullcontext(), observer.watching():
         program = Program(spec, world, observer)
         for index in range(spec.steps):
             progress(index, spec.steps, f"step {index + 1}")
@@ -43,3 +43,8 @@ def run(spec: RunSpec, progress: Progress, device: torch.device | None = None) -
                 losses.append(loss)
     progress(spec.steps, spec.steps, "done")
     return observer.result(dist.get_rank(), spec.digest, losses)
+
+
+def device_here() -> torch.device:
+    """The CUDA device of this process where its group talks through NCCL, else the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else torch.device("cpu")

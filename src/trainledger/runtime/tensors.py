@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
@@ -28,6 +30,11 @@ class Kept(NamedTuple):
     name: str
     parameter: nn.Parameter
     record: FSDPParam | None
+
+
+def value_of(scalar: torch.Tensor) -> float:
+    """The number in a tensor of one element; a fake one holds none, so it is not a number."""
+    return math.nan if isinstance(scalar, FakeTensor) else float(scalar)
 
 
 def plain_name(name: str) -> str:

@@ -28,6 +28,7 @@ class World:
     mesh   axes pp, dp_replicate, dp_shard (here dp_shard x cp: the ranks that divide dense states) and tp
     shard_mesh  what FSDP2 shards dense units over: dp_shard, with replicas (dp_replicate, dp_shard)
     tp_mesh     the axis tp
+    rank_maps   the tensors that meshes keep, by what they are called in the ledger
     names  torch's name of each group to the ledger's
     """
 
@@ -46,6 +47,11 @@ class World:
         self._places = [place_of(plan, rank) for rank in range(world_size(plan))]
         self._groups = self._made(tied=spec.model.tied)
         self.tp_mesh = self.mesh["tp"]
+        experts = self.expert_mesh
+        # private: meshes keep the ranks of the job as a tensor, which is all that a world holds
+        self.rank_maps = {"device mesh": self.mesh._rank_map}
+        if experts is not None:
+            self.rank_maps["device mesh of experts"] = experts._rank_map
         self.shard_mesh = self.mesh["dp_replicate", "dp_shard"] if plan["dp_replicate"] > 1 else self.mesh["dp_shard"]
         self.names = {group.group_name: name for name, group in self._groups.items()} | self._data_names()
 

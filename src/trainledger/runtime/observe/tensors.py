@@ -28,11 +28,8 @@ def dtype_word(dtype: torch.dtype) -> str:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or what this rank holds of a DTensor."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    # Under autograd to_local() makes a view, which is one more operation and one more node of the graph.
-    with torch.no_grad():
-        return tensor.to_local()
+    # private: to_local() makes a view of a parameter, and a view of fake memory that FSDP2 has freed takes it up again
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
