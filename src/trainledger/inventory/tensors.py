@@ -33,6 +33,7 @@ class TensorTable:
     tp_units      indivisible units along the cut dimension; 0: none
     copies        tensors of this shape in one block (routed experts)
     vocab         rows are the vocabulary, which engines pad
+    multiplied    the weight of a matrix multiplication, routers and an output layer of its own included
     shared        an embedding that both ends of a pipeline hold: the first stage's and the last one's copy
     starts, filled  where the tensors of each slot begin, and the slots that have any, in order
     """
@@ -49,6 +50,7 @@ class TensorTable:
     trainable: BoolArray
     quantised: BoolArray
     vocab: BoolArray
+    multiplied: BoolArray
     shared: BoolArray
     at: Slots
     starts: IntArray
@@ -120,6 +122,7 @@ def tensor_table(model: Model, workload: Workload) -> TensorTable:
         trainable=adapters if lora else np.ones(len(tensors), dtype=bool),
         quantised=linear & ~adapters & workload.qlora,
         vocab=np.array([t.role in ("embedding", "head") and t.tp_dim == 0 for t in tensors]),
+        multiplied=np.array([t.linear for t in tensors]),
         shared=copied | (embedding & copied.any()),
         at=at,
         starts=starts,

@@ -6,7 +6,7 @@ parallelism borrows ranks of dp_shard x cp: ep is their fastest part. [torchtita
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -62,3 +62,31 @@ def place_of(plan: Mapping[str, int], rank: int) -> Place:
     dense = at["dp_shard"] * plan["cp"] + at["cp"]
     expert, ep = divmod(dense, plan["ep"])
     return Place(rank=rank, dense=dense, expert=expert, ep=ep, **at)
+
+
+_SHARED: dict[str, Callable[[Place, int], object]] = {
+    "world": lambda _at, _pp: (),
+    "tp": lambda at, _pp: (at.pp, at.dp_replicate, at.dense),
+    "cp": lambda at, _pp: (at.pp, at.dp_replicate, at.dp_shard, at.tp),
+    "pp": lambda at, _pp: (at.dp_replicate, at.dense, at.tp),
+    "ep": lambda at, _pp: (at.pp, at.dp_replicate, at.expert, at.tp),
+    "dp": lambda at, _pp: (at.pp, at.tp),
+    "dp_shard": lambda at, _pp: (at.pp, at.dp_replicate, at.tp),
+    "dp_replicate": lambda at, _pp: (at.pp, at.dense, at.tp),
+    "expert_dp": lambda at, _pp: (at.pp, at.ep, at.tp),
+    "expert_dp_shard": lambda at, _pp: (at.pp, at.dp_replicate, at.ep, at.tp),
+    "embedding": lambda at, pp: (0 if at.pp in (0, pp - 1) else 1 + at.pp, at.dp_replicate, at.dense, at.tp),
+}
+"""What the ranks of a group have in common, from the place of one and the number of pipeline stages."""
+
+
+def peers_of(plan: Mapping[str, int], group: str, rank: int) -> tuple[int, ...]:
+    """The ranks of the group of this name that `rank` is in.
+
+    >>> plan = {"pp": 1, "dp_replicate": 1, "dp_shard": 4, "cp": 1, "tp": 2, "ep": 2}
+    >>> [peers_of(plan, group, 3) for group in ("tp", "ep", "expert_dp_shard", "dp_shard")]
+    [(2, 3), (1, 3), (3, 7), (1, 3, 5, 7)]
+    """
+    shared, pp = _SHARED[group], plan["pp"]
+    own = shared(place_of(plan, rank), pp)
+    return tuple(other for other in range(world_size(plan)) if shared(place_of(plan, other), pp) == own)

@@ -55,6 +55,7 @@ def _build(
             norms=len(norm_names),
             attention=heads.attention(window=window, qk_norm=qk_norm, scores=scores),
             mlp=Mlp(intermediate=width, gated=True),
+            keeps_end=norm_names == _FOUR,
         )
 
     return stack(values, blocks_of(kinds, block))

@@ -48,6 +48,7 @@ def _build(values: Values, kinds: tuple[int | None, ...], *, post_norm: bool) ->
             norms=2,
             attention=heads.attention(window=window, qk_norm=post_norm),
             mlp=Mlp(intermediate=width, gated=True),
+            keeps_end=post_norm,
         )
 
     return stack(values, blocks_of(kinds, block), last=None if post_norm else ())

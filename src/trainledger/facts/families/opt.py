@@ -51,6 +51,7 @@ def build(values: Values) -> Parts:
             norms=2,
             attention=heads.attention(),
             mlp=Mlp(intermediate=width, gated=False),
+            keeps_end=not values.flag("do_layer_norm_before"),
         )
 
     return Parts(

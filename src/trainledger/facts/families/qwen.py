@@ -97,6 +97,7 @@ def _build(values: Values, *, qkv_bias: bool, out_bias: bool, qk_norm: bool, sha
             attention=heads.attention(window=window, qk_norm=qk_norm),
             mlp=None if routed else Mlp(intermediate=width, gated=True),
             moe=moe,
+            keeps_end=routed and shared,
         )
 
     return stack(values, blocks_of(kinds, block))

@@ -1,0 +1,1 @@
+"""Predicted against measured, line by line; what no line claims is named."""
