@@ -262,7 +262,7 @@ def mended(setting: Setting, row: dict[str, int]) -> dict[str, int]:
         fixed["zero_stage"] %= 2
     while model.num_layers % (fixed["pp"] * fixed["vpp"]) or fixed["pp"] * fixed["vpp"] > model.num_layers:
         fixed["pp"], fixed["vpp"] = fixed["pp"] - (fixed["vpp"] == 1), 1
-    if fixed["pp"] == 1 or setting.scenario.schedule != "interleaved":
+    if fixed["pp"] == 1 or setting.scenario.schedule == "1f1b":
         fixed["vpp"] = 1
     fixed["num_microbatches"] *= fixed["pp"] if fixed["vpp"] > 1 else 1
     experts = [block.moe.experts for block in model.blocks if block.moe is not None]

@@ -33,7 +33,7 @@ WORDS = {
     "precision": ["bf16", "fp16", "fp32", "fp8-delayed", "mxfp8", "fp8-lm", "x"],
     "optimizer": ["adamw", "adamw-8bit", "muon", "adafactor", "sgd", "x"],
     "recompute": ["none", "full"],
-    "schedule": ["1f1b", "interleaved"],
+    "schedule": ["1f1b", "interleaved", "zero-bubble"],
     "attention": ["flash", "eager"],
     "offload": ["optimizer", "parameters", "optimizer,parameters", ""],
     "lora-targets": ["q_proj", "all-linear", "nothing", ""],

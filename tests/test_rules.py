@@ -42,6 +42,7 @@ COUNT = model_from_count(10**9)
 MG, DS, TT, PT = ({"engine": name} for name in ("megatron", "deepspeed", "torchtitan", "pytorch"))
 H100, V100, A100 = ({"card": name} for name in ("H100-SXM5-80GB", "V100-SXM2-32GB", "A100-SXM4-80GB"))
 HOST = {"offload": ("optimizer",)}
+ZERO_BUBBLE = {"pp": 2, "num_microbatches": 2, "schedule": "zero-bubble", "recompute": "none"}
 
 CASES: dict[str, Case] = {
     "engine-precision": Case(MG, {**MG, "precision": "fp8-rowwise"}, ("fp8-rowwise", "megatron", "bf16")),
@@ -162,6 +163,19 @@ CASES: dict[str, Case] = {
         {"pp": 4, "vpp": 2, "num_microbatches": 8},
         {"pp": 4, "vpp": 2, "num_microbatches": 6},
         ("6", "pp=4", "--gbs"),
+    ),
+    "engine-schedule": Case(
+        {**PT, **ZERO_BUBBLE}, {**MG, **ZERO_BUBBLE}, ("--schedule zero-bubble", "megatron", "1f1b, interleaved")
+    ),
+    "equal-rounds": Case(
+        {**TT, **ZERO_BUBBLE, "num_microbatches": 3},
+        {**TT, **ZERO_BUBBLE, "num_microbatches": 5},
+        ("5", "2 rounds", "pp=2", "--schedule zero-bubble", "--gbs"),
+    ),
+    "zero-bubble-recompute": Case(
+        {**PT, **ZERO_BUBBLE},
+        {**PT, **ZERO_BUBBLE, "recompute": "full"},
+        ("--recompute full", "zero-bubble", "--recompute none"),
     ),
     "cp-seq": Case(
         {**DS, "cp": 2, "workload": Workload(seq=4098)},

@@ -27,7 +27,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     grad_dtype                  dtype gradients are kept and reduced in; "" is the engine's own default
     optimizer                   a name of profiles/optimizers.toml
     recompute                   none | full
-    schedule                    1f1b | interleaved
+    schedule                    1f1b | interleaved | zero-bubble
     attention                   flash | eager: whether the attention scores are ever materialised
     cp_comm                     ring | all_to_all | all_gather; "" is the engine's default
     frozen_dtype                dtype of weights that do not train; "" is the engine's own

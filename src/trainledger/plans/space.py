@@ -43,7 +43,7 @@ def axis_values(setting: Setting, gpus: int, fixed: Mapping[str, int]) -> dict[s
 
 
 def _virtual(setting: Setting) -> list[int]:
-    if setting.scenario.schedule != "interleaved":
+    if setting.scenario.schedule == "1f1b":
         return [1]
     return [d for d in divisors(setting.model.num_layers) if d <= MOST_VIRTUAL]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainledger.rules import advice, engine, layout, particular, runtime, shape
+from trainledger.rules import advice, engine, layout, particular, pipeline, runtime, shape
 from trainledger.rules.rule import Finding, Rule, findings, passing, require, violations
 
 __all__ = ["PLANNER", "REFUSALS", "RULES", "RUNTIME", "Finding", "Rule", "findings", "passing", "require", "violations"]
@@ -10,6 +10,7 @@ __all__ = ["PLANNER", "REFUSALS", "RULES", "RUNTIME", "Finding", "Rule", "findin
 RULES: tuple[Rule, ...] = (
     *engine.RULES,
     *shape.RULES,
+    *pipeline.RULES,
     *layout.RULES,
     *particular.RULES,
     *advice.RULES,

@@ -8,9 +8,8 @@ from trainledger.facts.model import Attention
 from trainledger.plans import sharding
 from trainledger.plans.plan import Plans, make_plans
 from trainledger.plans.setting import Setting
-from trainledger.plans.split import layout_fault
 from trainledger.rules.rule import Mask, Rule
-from trainledger.rules.shape import attentions, choices
+from trainledger.rules.shape import attentions
 
 CP_LEAST_TOKENS = 4096
 """Below this a rank's piece of the sequence is short; Llama 3 gave each of 16 ranks 8,192. [llama3: table 4]"""
@@ -24,70 +23,6 @@ def _multiples(value: int, of: int) -> str:
     """
     below = value // of * of
     return f"{below} or {below + of}" if below else str(of)
-
-
-def _layers(setting: Setting, plans: Plans) -> Mask | bool:
-    """More stages than layers, or a split that the engine refuses."""
-    chunks = plans.pp * plans.vpp
-    if setting.scenario.pp_layout:
-        return False
-    if setting.profile.split == "divisible":
-        return setting.model.num_layers % plans.pp != 0
-    return (chunks > _most_chunks(setting)) & (chunks > 1)
-
-
-def _most_chunks(setting: Setting) -> int:
-    """One layer in each stage; where embedding and output count as layers, the first and last may do without."""
-    ends = 2 if setting.profile.split == "less_ends" else 0
-    return setting.model.num_layers + ends
-
-
-def _virtual_layers(setting: Setting, plans: Plans) -> Mask | bool:
-    """Each stage's layers must divide over its virtual stages."""
-    if setting.scenario.pp_layout or setting.profile.split != "divisible":
-        return False
-    layers = setting.model.num_layers
-    return (layers % plans.pp == 0) & (layers // plans.pp % plans.vpp != 0)
-
-
-def _virtual_layers_sentence(setting: Setting, row: dict[str, int]) -> str:
-    share = setting.model.num_layers // row["pp"]
-    return (
-        f"the {share} layers of each of pp={row['pp']} stages do not divide over vpp={row['vpp']} "
-        f"(remainder {share % row['vpp']}); use one of {choices(share)}, or give --pp-layout"
-    )
-
-
-def _layers_sentence(setting: Setting, row: dict[str, int]) -> str:
-    layers, chunks = setting.model.num_layers, row["pp"] * row["vpp"]
-    if setting.profile.split == "divisible":
-        return (
-            f"{layers} layers do not divide over pp={row['pp']} stages (remainder {layers % row['pp']}); "
-            f"use one of {choices(layers)}, or give --pp-layout"
-        )
-    most = _most_chunks(setting)
-    return f"pp x vpp = {chunks} stages for {layers} layers: some would be empty; use at most {most}"
-
-
-def _layout(setting: Setting, plans: Plans) -> Mask | bool:
-    layout = setting.scenario.pp_layout
-    if not layout:
-        return False
-    return (plans.pp * plans.vpp != len(layout)) | (sum(layout) != setting.model.num_layers) | (min(layout) < 0)
-
-
-def _layout_sentence(setting: Setting, row: dict[str, int]) -> str:
-    return layout_fault(setting.model.num_layers, row["pp"] * row["vpp"], setting.scenario.pp_layout)
-
-
-def _vpp(setting: Setting, plans: Plans) -> Mask:
-    return (plans.vpp > 1) & ((plans.pp == 1) | (setting.scenario.schedule != "interleaved"))
-
-
-def _interleaved(setting: Setting, plans: Plans) -> Mask:
-    """Megatron: micro-batches in groups of pp; a remainder below pp is refused. [megatron: schedules.py 1160-1177]"""
-    uneven = plans.num_microbatches % plans.pp
-    return (plans.vpp > 1) & (uneven != 0) & (uneven < plans.pp)
 
 
 def _batch(setting: Setting, plans: Plans) -> Mask | bool:
@@ -223,38 +158,6 @@ def _whole_nodes(setting: Setting, plans: Plans) -> Mask | bool:
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "pp-layout-adds-up",
-        "refuse",
-        "plan",
-        "Megatron-Core pipeline_parallel_layer_layout.py",
-        _layout,
-        _layout_sentence,
-    ),
-    Rule(
-        "layers-divisible-by-pp",
-        "refuse",
-        "plan",
-        "Megatron-LM arguments.py 968-997 at d98e8a6",
-        _layers,
-        _layers_sentence,
-    ),
-    Rule(
-        "layers-divisible-by-pp-vpp",
-        "refuse",
-        "plan",
-        "Megatron-LM arguments.py 971-972 at d98e8a6",
-        _virtual_layers,
-        _virtual_layers_sentence,
-    ),
-    Rule(
-        "vpp-needs-interleaved",
-        "refuse",
-        "plan",
-        "Megatron-LM arguments.py 1001-1008 at d98e8a6",
-        _vpp,
-        "vpp={vpp} with pp={pp}: virtual stages need pp > 1 and --schedule interleaved; set both, or vpp to 1",
-    ),
-    Rule(
         "batch-identity",
         "refuse",
         "plan",
@@ -270,17 +173,6 @@ RULES: tuple[Rule, ...] = (
         "Megatron-Core num_microbatches_calculator.py 381 at d98e8a6; torchtitan trainer.py 419 at b5bcd76",
         _batch,
         _batch_sentence,
-    ),
-    Rule(
-        "interleaved-microbatches",
-        "refuse",
-        "plan",
-        "Megatron-Core pipeline_parallel/schedules.py 1160-1177",
-        _interleaved,
-        (
-            "{num_microbatches} micro-batches do not come in groups of pp={pp}, which the interleaved schedule needs; "
-            "change --gbs or --mbs, or set vpp to 1"
-        ),
     ),
     Rule(
         "cp-seq",

@@ -37,7 +37,7 @@ ANSWER: Group = "Answer"
 INPUT: Group = "Input"
 
 Recompute = Literal["none", "full"]
-Schedule = Literal["1f1b", "interleaved"]
+Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
 Attention = Literal["flash", "eager"]
 CpComm = Literal["ring", "all_to_all", "all_gather"]
 Offload = Literal["optimizer", "parameters"]

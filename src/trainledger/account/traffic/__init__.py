@@ -36,9 +36,16 @@ def wire_totals(inventory: Inventory, plans: Plans) -> tuple[IntArray, FloatArra
     distinct, index = once.distinct(COLUMNS)
     staged, place = distinct.by_zero_stage()
     data = stacked([_wire(data_traffic, inventory, shares(inventory, part)) for part in staged])[place[index]]
-    distinct, index = plans.distinct(MODEL_COLUMNS)
+    distinct, index = plans.distinct(_model_columns(inventory))
     own = shares(inventory, distinct)
     return own.pp_stage[index], data, _wire(model_traffic, inventory, own)[index]
+
+
+def _model_columns(inventory: Inventory) -> tuple[str, ...]:
+    """What model-parallel traffic depends on: a gradient that is summed shard by shard, on its shards too."""
+    table, rules = inventory.table, inventory.setting.profile.traffic
+    shards = rules.shards_embedding and bool((table.slots == table.at.copy).any())
+    return (*MODEL_COLUMNS, "dp_shard", "zero_stage") if shards else MODEL_COLUMNS
 
 
 def _wire(part: Part, inventory: Inventory, own: Shares) -> FloatArray:

@@ -29,7 +29,6 @@ class Step:
         at = own.table.at
         self.first = (own.counts[:, :, at.embedding] > 0).astype(np.int64)
         self.last = (own.counts[:, :, at.final] > 0).astype(np.int64)
-        self.occupied = (own.counts.sum(axis=2) > 0).astype(np.int64)
 
     def hidden_bytes(self) -> IntArray:
         """[plans, 1]: bytes of X."""

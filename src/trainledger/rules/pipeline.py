@@ -1,0 +1,196 @@
+"""Rules about pipeline stages: which layers they hold, and in what order they may work."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainledger.plans.plan import Plans
+from trainledger.plans.setting import Setting
+from trainledger.plans.split import layout_fault
+from trainledger.rules.rule import Mask, Rule
+from trainledger.rules.shape import choices
+
+
+def _layers(setting: Setting, plans: Plans) -> Mask | bool:
+    """More stages than layers, or a split that the engine refuses."""
+    chunks = plans.pp * plans.vpp
+    if setting.scenario.pp_layout:
+        return False
+    if setting.profile.split == "divisible":
+        return setting.model.num_layers % plans.pp != 0
+    return (chunks > _most_chunks(setting)) & (chunks > 1)
+
+
+def _most_chunks(setting: Setting) -> int:
+    """One layer in each stage; where embedding and output count as layers, the first and last may do without."""
+    ends = 2 if setting.profile.split == "less_ends" else 0
+    return setting.model.num_layers + ends
+
+
+def _virtual_layers(setting: Setting, plans: Plans) -> Mask | bool:
+    """Each stage's layers must divide over its virtual stages."""
+    if setting.scenario.pp_layout or setting.profile.split != "divisible":
+        return False
+    layers = setting.model.num_layers
+    return (layers % plans.pp == 0) & (layers // plans.pp % plans.vpp != 0)
+
+
+def _virtual_layers_sentence(setting: Setting, row: dict[str, int]) -> str:
+    share = setting.model.num_layers // row["pp"]
+    return (
+        f"the {share} layers of each of pp={row['pp']} stages do not divide over vpp={row['vpp']} "
+        f"(remainder {share % row['vpp']}); use one of {choices(share)}, or give --pp-layout"
+    )
+
+
+def _layers_sentence(setting: Setting, row: dict[str, int]) -> str:
+    layers, chunks = setting.model.num_layers, row["pp"] * row["vpp"]
+    if setting.profile.split == "divisible":
+        return (
+            f"{layers} layers do not divide over pp={row['pp']} stages (remainder {layers % row['pp']}); "
+            f"use one of {choices(layers)}, or give --pp-layout"
+        )
+    most = _most_chunks(setting)
+    return f"pp x vpp = {chunks} stages for {layers} layers: some would be empty; use at most {most}"
+
+
+def _layout(setting: Setting, plans: Plans) -> Mask | bool:
+    layout = setting.scenario.pp_layout
+    if not layout:
+        return False
+    return (plans.pp * plans.vpp != len(layout)) | (sum(layout) != setting.model.num_layers) | (min(layout) < 0)
+
+
+def _layout_sentence(setting: Setting, row: dict[str, int]) -> str:
+    return layout_fault(setting.model.num_layers, row["pp"] * row["vpp"], setting.scenario.pp_layout)
+
+
+def _vpp(setting: Setting, plans: Plans) -> Mask:
+    return (plans.vpp > 1) & ((plans.pp == 1) | (setting.scenario.schedule == "1f1b"))
+
+
+def _vpp_sentence(setting: Setting, row: dict[str, int]) -> str:
+    turns = " or ".join(name for name in setting.profile.schedules if name != "1f1b")
+    have = f"vpp={row['vpp']} with pp={row['pp']}"
+    return f"{have}: virtual stages need pp > 1 and --schedule {turns}; set both, or vpp to 1"
+
+
+def _interleaved(setting: Setting, plans: Plans) -> Mask:
+    """Megatron: micro-batches in groups of pp; a remainder below pp is refused. [megatron: schedules.py 1160-1177]"""
+    uneven = plans.num_microbatches % plans.pp
+    return (plans.vpp > 1) & (uneven != 0) & (uneven < plans.pp)
+
+
+def _rounds(setting: Setting, plans: Plans) -> Mask:
+    """PyTorch: as many rounds as pp goes into the micro-batches, all of the same length.
+
+    [torch: distributed/pipelining/schedules.py ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble]
+    """
+    rounds = np.maximum(plans.num_microbatches // plans.pp, 1)
+    turns = setting.scenario.schedule != "1f1b"
+    return (plans.pp > 1) & turns & (plans.num_microbatches % rounds != 0)
+
+
+def _rounds_sentence(setting: Setting, row: dict[str, int]) -> str:
+    batches, rounds = row["num_microbatches"], row["num_microbatches"] // row["pp"]
+    return (
+        f"{batches} micro-batches for pp={row['pp']} stages make {rounds} rounds that are not equal, which --schedule "
+        f"{setting.scenario.schedule} needs; change --gbs or --mbs, or use --schedule 1f1b"
+    )
+
+
+def _recomputed_again(setting: Setting, plans: Plans) -> Mask:
+    """Gradients of weights are an autograd call for each set of them, and a checkpoint recomputes for each call.
+
+    [torch: distributed/pipelining/_backward.py stage_backward_weight, utils/checkpoint.py]
+    """
+    zero_bubble = setting.scenario.schedule == "zero-bubble" and setting.scenario.recompute == "full"
+    return (plans.pp > 1) & zero_bubble
+
+
+def _schedule(setting: Setting, plans: Plans) -> Mask:
+    return (plans.pp > 1) & (setting.scenario.schedule not in setting.profile.schedules)
+
+
+def _schedule_sentence(setting: Setting, row: dict[str, int]) -> str:
+    return (
+        f"--schedule {setting.scenario.schedule} is not something {setting.profile.name} has; "
+        f"use one of {', '.join(setting.profile.schedules)}, or another --engine"
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "pp-layout-adds-up",
+        "refuse",
+        "plan",
+        "Megatron-Core pipeline_parallel_layer_layout.py",
+        _layout,
+        _layout_sentence,
+    ),
+    Rule(
+        "layers-divisible-by-pp",
+        "refuse",
+        "plan",
+        "Megatron-LM arguments.py 968-997 at d98e8a6",
+        _layers,
+        _layers_sentence,
+    ),
+    Rule(
+        "layers-divisible-by-pp-vpp",
+        "refuse",
+        "plan",
+        "Megatron-LM arguments.py 971-972 at d98e8a6",
+        _virtual_layers,
+        _virtual_layers_sentence,
+    ),
+    Rule(
+        "engine-schedule",
+        "refuse",
+        "engine",
+        "the engine's profile",
+        _schedule,
+        _schedule_sentence,
+    ),
+    Rule(
+        "vpp-needs-interleaved",
+        "refuse",
+        "plan",
+        "Megatron-LM arguments.py 1001-1008 at d98e8a6",
+        _vpp,
+        _vpp_sentence,
+    ),
+    Rule(
+        "interleaved-microbatches",
+        "refuse",
+        "plan",
+        "Megatron-Core pipeline_parallel/schedules.py 1160-1177",
+        _interleaved,
+        (
+            "{num_microbatches} micro-batches do not come in groups of pp={pp}, which the interleaved schedule needs; "
+            "change --gbs or --mbs, or set vpp to 1"
+        ),
+        ("megatron", "paper"),
+    ),
+    Rule(
+        "equal-rounds",
+        "refuse",
+        "plan",
+        "PyTorch distributed/pipelining/schedules.py at 2.13.0",
+        _rounds,
+        _rounds_sentence,
+        ("pytorch", "torchtitan"),
+    ),
+    Rule(
+        "zero-bubble-recompute",
+        "refuse",
+        "plan",
+        "PyTorch distributed/pipelining/_backward.py and utils/checkpoint.py at 2.13.0",
+        _recomputed_again,
+        (
+            "--schedule zero-bubble with --recompute full: PyTorch would run each block again for its input and "
+            "once more for each of its weights; use --recompute none, or --schedule interleaved"
+        ),
+        ("pytorch", "torchtitan"),
+    ),
+)
