@@ -101,7 +101,8 @@ def test_torchrun_and_forked_ranks_run_the_same_program() -> None:
     for ours, theirs in zip(seen, forked, strict=True):
         assert ours.losses == theirs.losses
         assert ours.calls == theirs.calls
-        assert ours.held == theirs.held
+        # What no name claims may still be in the hands of gloo's own thread, or may not.
+        assert [held.claimed for held in ours.held] == [held.claimed for held in theirs.held]
 
 
 @pytest.mark.proof
