@@ -56,4 +56,4 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         """Hash of everything above, which all ranks must share."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
