@@ -11,6 +11,7 @@ from trainledger.errors import UnknownName
 BITS: dict[str, int] = {
     "int64": 64,
     "fp32": 32,
+    "int32": 32,
     "bf16": 16,
     "fp16": 16,
     "int16": 16,

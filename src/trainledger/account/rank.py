@@ -24,7 +24,7 @@ from trainledger.inventory.inventory import Inventory
 from trainledger.lines import Basis, line_id
 from trainledger.plans import sharding
 from trainledger.plans.plan import Plans
-from trainledger.plans.ranks import peers_of
+from trainledger.plans.ranks import peers_of, world_size
 from trainledger.runtime.observe.observation import Instant
 
 INSTANTS: tuple[Instant, ...] = get_args(Instant)
@@ -105,7 +105,7 @@ def _held(of: RankShares, instant: Instant) -> dict[str, Amount]:
             _add(lines, _identity(buffer, part), Amount(amount=held, formula=_formula(buffer, part, cut)))
     for category, beyond in padding.items():
         _add(lines, line_id("held", "padding", category), Amount(amount=beyond, formula="up to equal storages"))
-    for identity, amount in (*_steps(of), *_received(of)):
+    for identity, amount in (*_steps(of), *_received(of), *_meshes(of)):
         _add(lines, identity, amount)
     return lines
 
@@ -191,6 +191,13 @@ def _received(of: RankShares) -> Iterator[tuple[str, Amount]]:
             for batch in range(plan["num_microbatches"]):
                 name = f"received {what} of chunk {chunk}, micro-batch {batch}"
                 yield line_id("held", "buffers", name), amount
+
+
+def _meshes(of: RankShares) -> Iterator[tuple[str, Amount]]:
+    """The ranks of the job, which a device mesh keeps as a tensor; experts have a mesh of their own."""
+    size = int(kept_bytes(ints(world_size(of.plan)), "int32")[0])
+    for name in ("device mesh", "device mesh of experts")[: 2 if of.plan["ep"] > 1 else 1]:
+        yield line_id("held", "buffers", name), Amount(amount=size, formula="int32, one number a rank")
 
 
 def _sent(of: RankShares) -> Iterator[Sent]:
