@@ -39,7 +39,7 @@ def scored(
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, scale: float) -> Tensor:
-    """PyTorch's kernel. A mask rules out flash on CUDA (memory-efficient or math remain); on CPU flash takes masks."""
+    """PyTorch's kernel. A mask rules flash out on CUDA, but not on CPU."""
     grouped = q.shape[1] != k.shape[1]
     return functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
