@@ -93,6 +93,15 @@ CASES: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "no such plan file": (1, ("ledger", "nowhere.toml"), ("nowhere.toml", "no such file")),
     "no such ledger": (1, ("diff", "nowhere.json", "nowhere.json"), ("nowhere.json", "cannot be read")),
     "no such table": (1, ("score", "nowhere.csv"), ("nowhere.csv",)),
+    "prove a count": (1, ("prove", "7B"), ("7B", "only shapes can be run", "--hidden")),
+    "prove megatron": (1, ("prove", "gpt2", "--engine", "megatron"), ("[runtime-engine]", "--engine pytorch")),
+    "prove fp8": (1, ("prove", "gpt2", "--precision", "fp8-rowwise"), ("[runtime-precision]", "fp32, bf16")),
+    "prove no steps": (1, ("prove", "gpt2", "--steps", "0"), ("--steps is 0", "between 1 and")),
+    "prove a norm": (2, ("prove", "gpt2", "--clip-norm=-1"), ("--clip-norm is -1.0", "0 leaves gradients alone")),
+    "prove no norm": (2, ("prove", "gpt2", "--clip-norm", "inf"), ("'inf' is not a number",)),
+    "prove dry elsewhere": (2, ("prove", "gpt2", "--dry", "--cluster-args", "--nnodes=2"), ("--dry", "leave one")),
+    "prove open quotes": (2, ("prove", "gpt2", "--cluster-args", "'"), ("close the quotes",)),
+    "prove no time": (1, ("prove", "gpt2", "--timeout", "0"), ("--timeout is 0",)),
     "no such config": (1, ("model", "./nowhere/config.json"), ("nowhere", "config.json")),
 }  # fmt: skip
 

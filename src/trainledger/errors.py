@@ -18,6 +18,8 @@ class TrainledgerError(Exception):
     """Base of everything shown to a user: value, rule, knob, in one message."""
 
     exit_code = 1
+    many_lines = False
+    """Whether the message has further lines, which something else wrote: shown as lines then."""
 
 
 class BadInput(TrainledgerError):

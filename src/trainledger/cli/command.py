@@ -10,7 +10,7 @@ import msgspec
 from cyclopts import Parameter
 
 from trainledger.cli.flags import Flag, flags
-from trainledger.service.typed import item, items, whole_number
+from trainledger.service.typed import item, items, number, whole_number
 
 JSON = "json"
 EXAMPLE = "8"
@@ -41,7 +41,7 @@ def _parameter(field: Flag) -> inspect.Parameter:
     typed: Any = field.type
     if get_origin(typed) is tuple:
         typed = list[str] if field.repeat else str
-    if typed is int:
+    if typed in (int, float):
         # cyclopts reads 1.5 as 2 and 0x10 as 16
         typed = str
     if field.default is None:
@@ -49,6 +49,7 @@ def _parameter(field: Flag) -> inspect.Parameter:
     shown = Parameter(
         name=None if field.positional else f"--{field.option}",
         negative=None if field.type is bool else (),
+        allow_leading_hyphen=field.hyphen,
     )
     return inspect.Parameter(field.name, kind, default=field.default, annotation=Annotated[typed, shown])
 
@@ -60,6 +61,8 @@ def _value(field: Flag, value: object) -> object:
     flag = f"--{field.option}"
     if field.type is int:
         return whole_number(flag, str(value), EXAMPLE)
+    if field.type is float:
+        return number(flag, str(value))
     if get_origin(field.type) is not tuple:
         return value
     element = get_args(field.type)[0]

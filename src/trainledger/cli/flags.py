@@ -13,6 +13,7 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
 
     name    the field; option: with hyphens
     type    without None; a tuple is written with commas, or repeats
+    hyphen  the value may begin with a hyphen
     value   what help shows in place of the value; "" for a switch
     """
 
@@ -25,6 +26,7 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     repeat: bool
     positional: bool
+    hyphen: bool
 
     @property
     def required(self) -> bool:
@@ -56,6 +58,7 @@ def flags(request: type[msgspec.Struct]) -> tuple[Flag, ...]:
                 group=meta.extra["group"],
                 repeat=meta.extra["repeat"],
                 positional=meta.extra["positional"],
+                hyphen=meta.extra["hyphen"],
             )
         )
     return tuple(found)

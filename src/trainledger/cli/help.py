@@ -15,6 +15,7 @@ EXIT_CODES = {
     1: "an error: something cannot be read, is not known, or a named rule refuses it",
     2: "usage: flags that cannot be parsed or contradict each other",
     3: "it does not fit, or no plan does",
+    4: "what was measured is not what was predicted",
     130: "interrupted (Ctrl-C)",
 }
 WIDTH = 74

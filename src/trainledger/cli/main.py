@@ -1,13 +1,15 @@
 """`trainledger`: the one place that prints, exits, and catches what nobody else did.
 
-Exit codes: 0 fits or passes; 1 error; 2 usage; 3 does not fit, or no feasible plan; 130 interrupted.
+Exit codes: 0 fits, proven or passes; 1 error; 2 usage; 3 does not fit, or no feasible plan; 4 measured disagrees with
+predicted; 130 interrupted.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 
 from trainledger.cli.verbs import VERBS, Verb
 
@@ -40,7 +42,7 @@ def _guarded(tokens: list[str]) -> int:
     try:
         return _dispatch(tokens)
     except TrainledgerError as error:
-        return _complain(str(error), error.exit_code)
+        return _complain(str(error), error.exit_code, many_lines=error.many_lines)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -52,13 +54,14 @@ def _guarded(tokens: list[str]) -> int:
         return _complain(f"internal error: {reason}; please report it with the command that you ran", 1)
 
 
-def _complain(message: str, code: int) -> int:
+def _complain(message: str, code: int, *, many_lines: bool = False) -> int:
     """One line on standard error, where there is one; what would move the cursor is spelled out."""
     from trainledger.report.plain import spelled
 
     # a stream that was closed before the start is None, for which print would take standard output
     if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]
-        print(f"error: {spelled(message)}", file=sys.stderr)  # noqa: T201 - the command line talks to people
+        lines = message.splitlines() if many_lines else [message]
+        print("error:", "\n".join(map(spelled, lines)), file=sys.stderr)  # noqa: T201 - the command line talks to people
     return code
 
 
@@ -114,11 +117,25 @@ def _act(verb: Verb) -> Callable[[object, bool], int]:
     def act(request: object, as_json: bool) -> int:
         from trainledger.cli.show import show
 
-        response = verb.service.run(request)
+        with _progress(verb, as_json=as_json) as heard:
+            response = verb.service.run(request, **heard)
         show(response, verb.report, as_json=as_json)
         return response.exit_code
 
     return act
+
+
+@contextmanager
+def _progress(verb: Verb, *, as_json: bool) -> Generator[dict[str, object]]:
+    """What a verb that takes its time is given to say how far it is: at a terminal alone, and not beside JSON."""
+    # a stream that was closed before the start is None
+    if not verb.runs or as_json or sys.stderr is None or not sys.stderr.isatty():  # pyright: ignore[reportUnnecessaryComparison]
+        yield {}
+        return
+    from trainledger.report.progress import progress
+
+    with progress(sys.stderr) as heard:
+        yield {"progress": heard}
 
 
 def _close_stdout() -> None:

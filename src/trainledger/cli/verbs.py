@@ -12,6 +12,8 @@ class Verb(NamedTuple):
 
     name: str
     summary: str
+    runs: bool = False
+    """Whether it takes long enough to say how far it is: its `run` then takes `progress`."""
 
     @property
     def service(self) -> ModuleType:
@@ -29,6 +31,9 @@ VERBS: tuple[Verb, ...] = (
     Verb(name="states", summary="The training states under ZeRO-0..3 side by side, per GPU, with fit and traffic."),
     Verb(name="ledger", summary="One plan in full: every line it holds and moves; --explain one, --sweep a number."),
     Verb(name="plan", summary="Search: the best plans for a number of GPUs, and why the others are not among them."),
+    Verb(
+        name="prove", summary="Run the plan on this machine and compare every line with what was measured.", runs=True
+    ),
     Verb(name="diff", summary="Two plans: the lines that moved."),
     Verb(name="predict", summary="A prediction for each row of a table, from its inputs alone."),
     Verb(name="score", summary="The same, graded against what was measured or printed."),

@@ -51,7 +51,7 @@ def load_profile(engine: str, framework_version: str = "") -> Profile:
     if not framework_version:
         return candidates[0]
     for profile in candidates:
-        if _covers(profile, framework_version):
+        if covers(profile, framework_version):
             return profile
     read = ", ".join(p.framework_version for p in candidates)
     raise BadInput(
@@ -83,7 +83,8 @@ def read_profile(engine: str, filename: str) -> Profile:
     return msgspec.convert(tomllib.loads(text), Profile)
 
 
-def _covers(profile: Profile, release: str) -> bool:
+def covers(profile: Profile, release: str) -> bool:
+    """Whether a profile answers for a release."""
     if release == profile.framework_version:
         return True
     wanted = _numbers(release)

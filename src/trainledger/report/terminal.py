@@ -1,4 +1,4 @@
-"""The same lines in colour: the only file that imports rich, and only when a terminal is there to draw on."""
+"""The same lines in colour. rich is imported here and in `progress` alone, and only when a terminal is there."""
 
 from __future__ import annotations
 

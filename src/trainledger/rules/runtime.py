@@ -46,7 +46,7 @@ def _interleaved(setting: Setting, plans: Plans) -> Mask:
 
 
 def _few_microbatches(setting: Setting, plans: Plans) -> Mask:
-    return (plans.pp > 1) & (plans.num_microbatches < plans.pp)
+    return (plans.pp > 1) & (plans.num_microbatches < plans.pp) & (setting.scenario.schedule == "1f1b")
 
 
 def _etp(setting: Setting, plans: Plans) -> Mask:
@@ -247,7 +247,7 @@ RULES: tuple[Rule, ...] = (
         source=SCHEDULES,
         broken=_few_microbatches,
         sentence=(
-            "{num_microbatches} micro-batches for pp={pp} stages: PyTorch's schedules need one per stage at least; "
+            "{num_microbatches} micro-batches for pp={pp} stages: PyTorch's 1F1B needs one per stage at least; "
             "raise --gbs or lower --mbs"
         ),
     ),

@@ -11,13 +11,19 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-Group = Literal["Input", "Model", "Place", "Workload", "Plan", "Answer"]
+Group = Literal["Input", "Model", "Place", "Workload", "Plan", "Run", "Answer"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 """Headings of the help, in its order."""
 
 
 def flag(
-    description: str, value: str = "", *, group: Group = "Plan", repeat: bool = False, positional: bool = False
+    description: str,
+    value: str = "",
+    *,
+    group: Group = "Plan",
+    repeat: bool = False,
+    positional: bool = False,
+    hyphen: bool = False,
 ) -> Meta:
     """The description of a field.
 
@@ -25,14 +31,22 @@ def flag(
     group        its heading in the help
     repeat       a tuple that is given value by value, not with commas
     positional   given without its name
+    hyphen       the value may begin with a hyphen
     """
-    extra: dict[str, Any] = {"value": value, "group": group, "repeat": repeat, "positional": positional}
+    extra: dict[str, Any] = {
+        "value": value,
+        "group": group,
+        "repeat": repeat,
+        "positional": positional,
+        "hyphen": hyphen,
+    }
     return Meta(description=description, extra=extra)
 
 
 MODEL: Group = "Model"
 PLACE: Group = "Place"
 WORK: Group = "Workload"
+RUN: Group = "Run"
 ANSWER: Group = "Answer"
 INPUT: Group = "Input"
 

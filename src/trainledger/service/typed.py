@@ -18,6 +18,7 @@ MOST_DIGITS = 100
 """No count has more; a longer one would take time to read."""
 
 _AT = re.compile(r" - at `\$\.?(.*)`$")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
@@ -35,6 +36,20 @@ def whole_number(flag: str, text: str, such_as: str) -> int:
     if len(text) > MOST_DIGITS:
         raise UsageError(f"{flag}: a number of {len(text)} digits is beyond any count; write fewer, such as {such_as}")
     return int(text)
+
+
+def number(flag: str, text: str) -> float:
+    """The number that is typed for a flag: digits, perhaps with a point and an exponent.
+
+    >>> number("--clip-norm", "0.5"), number("--clip-norm", "1e-2")
+    (0.5, 0.01)
+    >>> number("--clip-norm", "nan")
+    Traceback (most recent call last):
+    trainledger.errors.UsageError: --clip-norm: 'nan' is not a number; write one such as 1.0
+    """
+    if not _NUMBER.fullmatch(text):
+        raise UsageError(f"{flag}: {text[:MOST_DIGITS]!r} is not a number; write one such as 1.0")
+    return float(text)
 
 
 def items(flag: str, element: object, text: str, shown: str) -> tuple[int | str, ...]:

@@ -26,6 +26,8 @@ class RankFailed(TrainledgerError):
     status   its exit status, minus the signal that killed it, or None where it was still running
     """
 
+    many_lines = True
+
     def __init__(self, rank: int, status: int | None, message: str) -> None:
         super().__init__(message)
         self.rank = rank

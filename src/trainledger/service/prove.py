@@ -1,0 +1,209 @@
+"""`prove`: the plan is run, and every line that was predicted is compared with what was measured on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import shlex
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+import trainledger
+from trainledger.account.peak import single_peak
+from trainledger.account.rank import Prediction, rank_lines
+from trainledger.errors import BadInput, UsageError
+from trainledger.inventory.inventory import Inventory
+from trainledger.plans.ranks import world_size
+from trainledger.plans.setting import Setting
+from trainledger.profiles import covers
+from trainledger.reconcile.proof import proof
+from trainledger.reconcile.verdict import Proof, Unexplained, Verdict
+from trainledger.runtime.observe.observation import Observation
+from trainledger.service.common import Note, notes
+from trainledger.service.ledger import Engine, PlanDegrees, engine_of
+from trainledger.service.limits import between
+from trainledger.service.prove_launch import RANK_BYTES, How, Progress, Runner, launch
+from trainledger.service.prove_plan import Planned, planned
+from trainledger.service.prove_request import Request
+from trainledger.service.shrink import RULE, Change
+
+__all__ = ["Request", "Response", "run"]
+
+TIMEOUT_S = 600
+MOST_TIMEOUT_S = 7 * 24 * 3600
+
+
+class Shrunken(msgspec.Struct, frozen=True, kw_only=True):
+    """How the run was made smaller: the rule, by what the hidden size was divided, every size that changed."""
+
+    rule: str
+    factor: float
+    changes: tuple[Change, ...]
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """What two identical answers may differ in."""
+
+    seconds: float
+    version: str
+    torch_version: str
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """What was predicted and measured, line by line and rank by rank.
+
+    plan        as it was run; shrunken says what of it was larger in the request
+    ranks       those that were run: all of them, or in a dry run one of each that should do the same
+    lines       of every rank that was run
+    losses      of every step, the mean over the ranks that computed it
+    list_equal  whether the text lists lines that are equal too
+    """
+
+    model: str
+    profile: Engine
+    plan: PlanDegrees
+    world_size: int
+    ranks: tuple[int, ...]
+    dry: bool
+    steps: int
+    shrunken: Shrunken | None
+    assumed: dict[str, str | int]
+    notes: tuple[Note, ...]
+    list_equal: bool
+    lines: tuple[Verdict, ...]
+    unexplained: Unexplained
+    losses: tuple[float, ...]
+    verdict: Literal["proven", "differs"]
+    run: Process
+
+    @property
+    def exit_code(self) -> int:
+        """4 where something differs, or is not explained."""
+        return 0 if self.verdict == "proven" else 4
+
+
+def run(request: Request, *, runner: Runner | None = None, progress: Progress | None = None) -> Response:
+    """Plan, run and compare; `runner` in place of this package's own runtime."""
+    start = time.perf_counter()
+    words = _cluster_words(request)
+    between("timeout", request.timeout, 1, MOST_TIMEOUT_S)
+    plan = planned(request)
+    predictions = _Predictions(plan)
+    how = How(
+        dry=request.dry or False,
+        ranks=predictions.different() if request.dry else predictions.ranks,
+        cluster_args=words,
+        timeout_s=request.timeout if request.timeout is not None else TIMEOUT_S,
+        rank_bytes=RANK_BYTES + single_peak(predictions.inventory, plan.plans).total_bytes,
+    )
+    if runner is None:
+        check_runtime(plan)
+        runner = launch
+    seen = runner(plan.spec, how, progress)
+    found = proof([(predictions.of(one.rank), one) for one in seen])
+    process = Process(
+        seconds=round(time.perf_counter() - start, 3),
+        version=trainledger.__version__,
+        torch_version=seen[0].torch_version,
+    )
+    return _response(request, plan, how, seen, found, process)
+
+
+def _response(
+    request: Request, plan: Planned, how: How, seen: Sequence[Observation], found: Proof, process: Process
+) -> Response:
+    run, sizes = plan.run, plan.sizes
+    return Response(
+        model=run.setting.model.name,
+        profile=engine_of(run),
+        plan=PlanDegrees(zero_stage=int(plan.plans.zero_stage[0]), **msgspec.structs.asdict(run.degrees())),
+        world_size=world_size(plan.spec.plan),
+        ranks=tuple(one.rank for one in seen),
+        dry=how.dry,
+        steps=plan.spec.steps,
+        shrunken=Shrunken(rule=RULE, factor=sizes.factor, changes=sizes.changes) if sizes is not None else None,
+        assumed=run.assumed,
+        notes=notes(*plan.asked),
+        list_equal=request.all or False,
+        lines=found.lines,
+        unexplained=found.unexplained,
+        losses=_losses(seen),
+        verdict=found.verdict,
+        run=process,
+    )
+
+
+class _Predictions:
+    """What every rank of a run should see."""
+
+    def __init__(self, plan: Planned) -> None:
+        self.plan = plan
+        self.inventory = Inventory(_as_told(plan))
+        self.ranks = tuple(range(world_size(plan.spec.plan)))
+
+    def of(self, rank: int) -> Prediction:
+        """One rank's."""
+        return rank_lines(self.inventory, self.plan.plans, rank, clips=self.plan.spec.clip_norm > 0)
+
+    def different(self) -> tuple[int, ...]:
+        """The first of all ranks that should see the same."""
+        first: dict[bytes, int] = {}
+        for rank in self.ranks:
+            found = self.of(rank)
+            calls = tuple(msgspec.structs.replace(call, peers=()) for call in found.calls)
+            first.setdefault(msgspec.json.encode(msgspec.structs.replace(found, rank=0, calls=calls)), rank)
+        return tuple(first.values())
+
+
+def _cluster_words(request: Request) -> tuple[str, ...] | None:
+    """Torchrun's arguments, apart."""
+    if request.cluster_args is None:
+        return None
+    if request.dry:
+        raise UsageError("--dry runs no ranks and --cluster-args says where they run; leave one of them out")
+    return _words(request.cluster_args)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"--cluster-args {text!r} cannot be taken apart: {error}; close the quotes") from None
+
+
+def check_runtime(plan: Planned) -> None:
+    """Refuse what the runtime would refuse on every rank, before there are ranks."""
+    try:
+        release = importlib.metadata.version("torch").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        raise BadInput(
+            "prove runs the plan on PyTorch, and torch is not installed; pip install 'trainledger[train]', or ask "
+            "`trainledger ledger`, which predicts the same lines without it"
+        ) from None
+    profile = plan.run.setting.profile
+    if not covers(profile, release):
+        raise BadInput(
+            f"torch {release} is installed, and what is predicted was read at {profile.framework_version}, for "
+            f"releases from {profile.from_version} and before {profile.before_version}; install "
+            f"torch=={profile.framework_version}"
+        )
+    from trainledger.runtime.model.read import read_semantics
+
+    read_semantics(plan.spec.model, plan.spec.config)
+
+
+def _as_told(plan: Planned) -> Setting:
+    """The setting under what the ranks were told beside the plan, which a profile holds the default of."""
+    setting, spec = plan.run.setting, plan.spec
+    traffic = msgspec.structs.replace(
+        setting.profile.traffic, recompute_reruns_last=not spec.early_stop, gathers_logits=not spec.loss_parallel
+    )
+    return dataclasses.replace(setting, profile=msgspec.structs.replace(setting.profile, traffic=traffic))
+
+
+def _losses(seen: Sequence[Observation]) -> tuple[float, ...]:
+    each = [one.losses for one in seen if one.losses]
+    return tuple(sum(step) / len(step) for step in zip(*each, strict=True))

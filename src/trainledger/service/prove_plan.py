@@ -1,0 +1,156 @@
+"""From a request to a run: defaults, the rules of the plan as it was asked for, sizes that this machine can run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from trainledger.errors import UsageError
+from trainledger.facts.model import Model
+from trainledger.facts.workload import DEFAULT_SEQ
+from trainledger.plans.plan import Plans, make_plans
+from trainledger.plans.setting import make_setting
+from trainledger.rules import REFUSALS, RUNTIME, Rule, findings, require
+from trainledger.rules.runtime import TOO_MANY, learned_positions
+from trainledger.runtime.spec import RunSpec
+from trainledger.service.common import Run, resolve
+from trainledger.service.limits import between
+from trainledger.service.models import find_config
+from trainledger.service.plan_file import overlay
+from trainledger.service.prove_request import DEFAULTS, Request
+from trainledger.service.shrink import Change, changes, factor, shrink
+
+MOST_STEPS = 1000
+MOST_SEED = 2**31 - 1
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run was made smaller: by what the hidden size was divided, and every size that changed."""
+
+    factor: float
+    changes: tuple[Change, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A run that every rule has passed.
+
+    asked    as it was asked for, with its plan
+    run      as it will be run
+    plans    the plan of `run`
+    spec     what every rank is told
+    sizes    None at full size
+    """
+
+    asked: tuple[Run, Plans]
+    run: Run
+    plans: Plans
+    spec: RunSpec
+    sizes: Sizes | None
+
+
+def planned(request: Request) -> Planned:
+    """The run that a request asks for; nothing is started, and torch is not imported."""
+    request = overlay(request)
+    _check(request)
+    config, model = find_config(request)
+    asked = _resolved(request, model)
+    plans = asked.plans([request.zero or 0])
+    require(_rules(request), asked.setting, plans)
+    if request.full_size:
+        spec = _spec(request, config, asked, plans)
+        return Planned(asked=(asked, plans), run=asked, plans=plans, spec=spec, sizes=None)
+    return _shrunken(request, config, asked, plans)
+
+
+def _check(request: Request) -> None:
+    between("steps", request.steps, 1, MOST_STEPS)
+    between("seed", request.seed, 0, MOST_SEED)
+    if request.clip_norm is not None and request.clip_norm < 0:
+        raise UsageError(f"--clip-norm is {request.clip_norm}: a norm is not negative; 0 leaves gradients alone")
+
+
+def _resolved(request: Request, model: Model) -> Run:
+    """The run under the defaults of this verb, of which those that were used are in `assumed`."""
+    given = {name: value for name, value in DEFAULTS.items() if getattr(request, name) is None}
+    if request.seq is None:
+        given["seq"] = min(DEFAULT_SEQ, learned_positions(model) or DEFAULT_SEQ)
+    run = resolve(msgspec.structs.replace(request, model=None, **given), model=model)
+    if request.gbs is None:
+        run = _with_microbatches(run, 2 * run.columns["pp"])
+        given["gbs"] = run.setting.workload.gbs
+    return dataclasses.replace(run, assumed={**run.assumed, **given})
+
+
+def _with_microbatches(run: Run, count: int) -> Run:
+    """The run with so many micro-batches: with one, a stage 1 that does not accumulate looks like a stage 2."""
+    columns = {**run.columns, "num_microbatches": count}
+    gbs = count * columns["mbs"] * columns["dp_replicate"] * columns["dp_shard"]
+    workload = msgspec.structs.replace(run.setting.workload, gbs=gbs)
+    return dataclasses.replace(run, columns=columns, setting=dataclasses.replace(run.setting, workload=workload))
+
+
+def _rules(request: Request) -> tuple[Rule, ...]:
+    """The engine, what any plan must be, what the program runs; ranks that are not forked here may be many."""
+    elsewhere = request.dry or request.cluster_args is not None
+    engine, *program = (rule for rule in RUNTIME if not (elsewhere and rule.id == TOO_MANY))
+    return (engine, *REFUSALS, *program)
+
+
+def _shrunken(request: Request, config: Mapping[str, Any], asked: Run, plans: Plans) -> Planned:
+    """The same plan at sizes that this machine can run."""
+    row = plans.row(0)
+    small = shrink(config, asked.setting, row)
+    row = {**row, "mbs": small.mbs, "num_microbatches": small.num_microbatches}
+    gbs = small.mbs * small.num_microbatches * row["dp_replicate"] * row["dp_shard"]
+    setting = make_setting(
+        small.model,
+        msgspec.structs.replace(asked.setting.workload, seq=small.seq, gbs=gbs),
+        msgspec.structs.replace(asked.setting.scenario, pp_layout=small.pp_layout),
+        accelerator=asked.setting.accelerator,
+        cluster=asked.setting.cluster,
+    )
+    run = dataclasses.replace(
+        asked, setting=setting, columns={name: value for name, value in row.items() if name != "zero_stage"}
+    )
+    now = make_plans(row)
+    broken = findings(_rules(request), setting, now)
+    refused = [found.message for found in broken if found.severity == "refuse"]
+    assert not refused, f"a legal plan was shrunken to one that is not: {refused}"
+    sizes = Sizes(factor=factor(asked.setting, small), changes=changes(asked.setting, plans.row(0), small))
+    return Planned(
+        asked=(asked, plans),
+        run=run,
+        plans=now,
+        spec=_spec(request, small.config, run, now),
+        sizes=sizes if sizes.changes else None,
+    )
+
+
+def _spec(request: Request, config: Mapping[str, Any], run: Run, plans: Plans) -> RunSpec:
+    """What every rank is told."""
+    setting = run.setting
+    scenario = setting.scenario
+    chosen = {
+        name: getattr(request, name)
+        for name in ("steps", "seed", "clip_norm", "early_stop", "loss_parallel")
+        if getattr(request, name) is not None
+    }
+    words = {
+        "precision": scenario.precision,
+        "optimizer": scenario.optimizer,
+        "recompute": scenario.recompute,
+        "schedule": scenario.schedule,
+        "cp_comm": setting.cp_comm,
+    }
+    told: dict[str, Any] = {
+        "model": setting.model,
+        "config": dict(config),
+        "plan": plans.row(0),
+        "seq": setting.workload.seq,
+        "pp_layout": scenario.pp_layout,
+    }
+    return RunSpec(**told, **words, **chosen)
