@@ -215,6 +215,8 @@ def test_what_the_router_decides_is_reported_and_conserved_over_its_group() -> N
     assert found.verdict == "proven"
     assert by_id(found, "moved/all_to_all/fp32:in@ep").verdict == "reported"
     assert by_id(found, "moved/all_to_all/fp32:conserved@ep").verdict == "equal"
+    alone = proof([(ranks[0], seen[0])])
+    assert not [line for line in alone.lines if "conserved" in line.id]
     lost = proof(list(zip(ranks, [shifted(seen[0], 128, 0), seen[1]], strict=True)))
     assert lost.verdict == "differs"
     assert by_id(lost, "moved/all_to_all/fp32:conserved@ep").verdict == "differs"

@@ -230,13 +230,15 @@ def _done(of: RankShares) -> dict[str, Amount]:
 
 
 def _gathered(of: RankShares) -> dict[str, int]:
-    """Bytes of each unit's parameters where FSDP2 has them whole, padded; a unit is named by its first tensor."""
+    """Bytes of each unit's parameters where FSDP2 has them whole, padded, by the unit's first tensor."""
     setting = of.inventory.setting
     if not setting.casts and not sharding.wrapped(of.own.plans, "unit")[0]:
         return {}
-    dtype, found, units = setting.dtype("gathered"), dict[str, int](), dict[str, str]()
+    dtype, sizes, names = setting.dtype("gathered"), dict[str, int](), dict[str, str]()
     for part in of.parts:
         cut = of.cut(part, sharded=of.plan["zero_stage"] > 0)
-        identity = line_id("held", "gathered", units.setdefault(part.unit, part.name))
-        found[identity] = found.get(identity, 0) + int(kept_bytes(ints(cut.stored * cut.ranks), dtype)[0])
-    return found
+        sizes[part.unit] = sizes.get(part.unit, 0) + int(kept_bytes(ints(cut.stored * cut.ranks), dtype)[0])
+        # FSDP2 lists what modules hold before what the modules around them hold, such as the sinks of gpt-oss
+        if part.unit not in names or (part.name.endswith(".weight") and not names[part.unit].endswith(".weight")):
+            names[part.unit] = part.name
+    return {line_id("held", "gathered", names[unit]): size for unit, size in sizes.items()}

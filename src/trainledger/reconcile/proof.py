@@ -17,7 +17,7 @@ Pair = tuple[Prediction, Observation]
 
 
 def proof(pairs: Sequence[Pair]) -> Proof:
-    """Whether what every rank did is what was predicted of it. Needs every rank of the job."""
+    """Whether what every rank did is what was predicted of it. A dry run has some of the ranks, one of each kind."""
     if not pairs:
         raise AssertionError("a proof is of at least one rank")
     lines = [verdict for pair in pairs for verdict in reconcile(*pair)]
@@ -34,15 +34,18 @@ def proof(pairs: Sequence[Pair]) -> Proof:
 
 
 def _conserved(pairs: Sequence[Pair]) -> Iterator[Verdict]:
-    """Of each group whose bytes are routed: what its ranks pass in is what they get. The line is its first rank's."""
+    """Of each group whose bytes are routed: what its ranks pass in is what they get. The line is its first rank's.
+
+    Nothing is said of a group of which some rank was not run.
+    """
     seen = {observation.rank: observed_calls(observation) for _, observation in pairs}
     groups: dict[tuple[Key, tuple[int, ...]], None] = {}
     for prediction, _ in pairs:
         for sent in prediction.calls:
             if sent.routed:
                 groups[(sent.op, sent.group, sent.dtype), sent.peers] = None
-    for key, peers in groups:
-        found = [calls[key] for calls in (seen.get(rank, {}) for rank in peers) if key in calls]
+    for key, peers in (one for one in groups if seen.keys() >= set(one[1])):
+        found = [calls[key] for calls in (seen[rank] for rank in peers) if key in calls]
         given, got = sum(one.in_bytes for one in found), sum(one.out_bytes for one in found)
         yield Verdict(
             id=moved_id(key, "conserved"),
