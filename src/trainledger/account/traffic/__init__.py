@@ -44,7 +44,7 @@ def wire_totals(inventory: Inventory, plans: Plans) -> tuple[IntArray, FloatArra
 def _model_columns(inventory: Inventory) -> tuple[str, ...]:
     """What model-parallel traffic depends on: a gradient that is summed shard by shard, on its shards too."""
     table, rules = inventory.table, inventory.setting.profile.traffic
-    shards = rules.shards_embedding and bool((table.slots == table.at.copy).any())
+    shards = rules.reduces_partial or (rules.shards_embedding and bool((table.slots == table.at.copy).any()))
     return (*MODEL_COLUMNS, "dp_shard", "zero_stage") if shards else MODEL_COLUMNS
 
 

@@ -36,6 +36,8 @@ def expert_traffic(step: Step) -> Iterator[Collective]:
         return
     passes = 2 + step.recompute
     ep, etp = plans.ep, plans.etp
+    if step.rules.experts_in_region:
+        etp = np.where(ep == 1, 1, etp)
     what, cite = "routed tokens", "megatron-moe"
     yield summed("all_to_all", "ep", what, step.dtype, ep, 2 * passes * layers, 2 * passes * size, cite)
     gathered = passes * size * etp[:, None]

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
-from trainledger.account.traffic.collectives import Collective, collective
+from trainledger.account.shares import tensor_elements
+from trainledger.account.traffic.collectives import Collective, Op, collective, summed
 from trainledger.account.traffic.step import Step
+from trainledger.arrays import IntArray
 from trainledger.dtypes import bytes_of
 from trainledger.facts.model import Block
+from trainledger.inventory.tensors import BoolArray, TensorTable
 
 
-def regions(block: Block) -> int:
+def regions(block: Block, *, joined: bool = True, routed: bool = False) -> int:
     """Column-parallel, row-parallel pairs of a block: one around attention or SSM, one around a dense or shared MLP.
 
-    A parallel block has one of both together. [megatron-tp]
+    joined   a parallel block has one of both together
+    routed   routed experts are cut like a dense MLP, and share the pair of the shared ones [megatron-tp]
     """
     mixer = int(block.attention is not None or block.ssm is not None)
-    shared = block.moe is not None and block.moe.shared_intermediate > 0
-    mlp = int(block.mlp is not None or shared)
-    return min(mixer + mlp, 1) if block.parallel else mixer + mlp
+    both = mixer + int(_has_network(block, routed=routed))
+    return min(both, 1) if block.parallel and joined else both
+
+
+def _has_network(block: Block, *, routed: bool) -> bool:
+    moe = block.moe
+    return block.mlp is not None or (moe is not None and (routed or moe.shared_intermediate > 0))
+
+
+def _ends_in_reduction(block: Block, *, routed: bool) -> bool:
+    """Whether nothing behind a block's last reduction keeps a tensor for the backward, as a norm there would.
+
+    What a routed network keeps of its end is that of one expert, before the reduction.
+    """
+    kept = block.keeps_end and block.moe is None
+    bare = block.mlp is None and block.moe is None
+    return not kept and (bare or _has_network(block, routed=routed))
 
 
 def tensor_traffic(step: Step) -> Iterator[Collective]:
@@ -30,33 +49,108 @@ def tensor_traffic(step: Step) -> Iterator[Collective]:
     with sp      all-gather + reduce-scatter forward; backward the same, and Megatron gathers the saved input again
     Full recompute repeats the forward; where the checkpoint stops early it does not repeat a block's last reduction.
     """
-    plans = step.plans
-    tp = plans.tp
-    if not (tp > 1).any():
+    if not (step.plans.tp > 1).any():
         return
+    yield from _hidden(step)
+    yield from _loss(step)
+    yield from _whole_gradients(step)
+
+
+def _hidden(step: Step) -> Iterator[Collective]:
+    """Hidden states at the regions of blocks, and at the table and the output layer, which OPT-350m has narrower."""
+    plans, rules, batches = step.plans, step.rules, step.batches
     sp = (plans.sp == 1)[:, None].astype(np.int64)
-    size = step.hidden_bytes()
-    pairs = step.per_block([regions(block) for block in step.layers])
-    ending = step.per_block([int(regions(block) > 0) for block in step.layers])
-    skipped = step.recompute * (0 if step.rules.recompute_reruns_last else 1) * ending
+    pairs = _by_routing(step, partial(regions, joined=rules.joins_parallel))
+    ending = _by_routing(step, _ends_in_reduction)
+    skipped = step.recompute * (0 if rules.recompute_reruns_last else 1) * ending
     forward = pairs * (1 + step.recompute)
-    backward_gathers = 2 if step.rules.tp_style == "megatron" else 1
-    ends_reduce = step.first + step.last * (1 - sp)
-    all_reduces = (forward - skipped + pairs + ends_reduce) * (1 - sp)
-    gathers = (forward + backward_gathers * pairs + step.first + (backward_gathers) * step.last) * sp
-    scatters = (forward - skipped + pairs + step.first + step.last) * sp
-    batches = step.batches
-    yield collective("all_reduce", "tp", "hidden", step.dtype, tp, all_reduces * batches, size, "megatron-tp")
-    yield collective("all_gather", "tp", "hidden", step.dtype, tp, gathers * batches, size, "megatron-tp")
-    yield collective("reduce_scatter", "tp", "hidden", step.dtype, tp, scatters * batches, size, "megatron-tp")
-    losses = step.rules.loss_all_reduces * step.losses * batches
+    backward_gathers = 2 if rules.tp_style == "megatron" else 1
+    counts: tuple[tuple[Op, IntArray, IntArray], ...] = (
+        ("all_reduce", (forward - skipped + pairs) * (1 - sp), (step.first + step.last) * (1 - sp)),
+        ("all_gather", (forward + backward_gathers * pairs) * sp, (step.first + backward_gathers * step.last) * sp),
+        ("reduce_scatter", (forward - skipped + pairs) * sp, (step.first + step.last) * sp),
+    )
+    width = next(tensor.shape[1] for tensor in step.model.embedding if tensor.role == "embedding")
+    end = bytes_of(step.tokens * width, step.dtype)[:, None]
+    for op, inner, ends in counts:
+        total = inner * step.hidden_bytes() + ends * end
+        yield summed(op, "tp", "hidden", step.dtype, plans.tp, (inner + ends) * batches, total * batches, "megatron-tp")
+
+
+def _by_routing(step: Step, count: Callable[..., int]) -> IntArray:
+    """[plans, rows]: `count(block, routed=...)` summed over a stage's blocks."""
+    apart = step.per_block([int(count(block, routed=False)) for block in step.layers])
+    if not step.rules.experts_in_region:
+        return apart
+    inside = step.per_block([int(count(block, routed=True)) for block in step.layers])
+    return np.where((step.plans.ep == 1)[:, None], inside, apart)
+
+
+def _loss(step: Step) -> Iterator[Collective]:
+    """Statistics of each token over a cut vocabulary, or all its logits. [megatron-loss]"""
+    tp, losses = step.plans.tp, step.losses * step.batches
+    if step.rules.gathers_logits:
+        logits = bytes_of(step.tokens * step.model.vocab_size, step.dtype)[:, None]
+        yield collective("all_gather", "tp", "logits", step.dtype, tp, losses, logits, "torchtitan-tp")
+        return
     per_loss = bytes_of(step.tokens, "fp32")[:, None]
-    yield collective("all_reduce", "tp", "loss statistics", "fp32", tp, losses, per_loss, "megatron-loss")
+    count = step.rules.loss_all_reduces * losses
+    yield collective("all_reduce", "tp", "loss statistics", "fp32", tp, count, per_loss, "megatron-loss")
+
+
+def _whole_gradients(step: Step) -> Iterator[Collective]:
+    """Gradients of what every tp rank holds whole and has seen in part only, summed once per step."""
+    table, grad = step.own.table, step.setting.dtype("grad")
+    sp = (step.plans.sp == 1)[:, None].astype(np.int64)
+    whole = table.trainable & (table.tp_dim == -1) & ~table.expert
     if step.rules.reduces_norms:
-        grad = step.setting.dtype("grad")
-        whole = step.own.table.trainable & (step.own.table.tp_dim == -1) & ~step.own.table.expert
-        elements = step.own.total_few(step.own.few.numel * step.own.few.copies * whole)
-        marked = (elements > 0) * sp
-        yield collective(
-            "all_reduce", "tp", "gradients of norms", grad, tp, marked, bytes_of(elements, grad), "megatron-finalize"
-        )
+        elements = step.own.total_few(step.own.few.numel * step.own.few.copies * whole) * sp
+        what = "gradients of norms"
+    elif step.rules.reduces_partial:
+        inside, shared = _places(table, step.model.layer_prefix)
+        each, storages = tensor_elements(step.own, "dim0", 1)
+        of_regions = step.own.total(each * storages * (whole & inside & ~shared))
+        elements = of_regions + sp * step.own.total(each * storages * (whole & ~inside))
+        what = "gradients of whole tensors"
+    else:
+        return
+    count = (elements > 0).astype(np.int64)
+    yield collective(
+        "all_reduce", "tp", what, grad, step.plans.tp, count, bytes_of(elements, grad), "megatron-finalize"
+    )
+
+
+def _places(table: TensorTable, layer_prefix: str) -> tuple[BoolArray, BoolArray]:
+    """(inside a region, the whole bias of a matrix that is cut) of each tensor.
+
+    A region is what stands under one name in a block and holds a tensor that is cut.
+    """
+    before = layer_prefix.partition("{i}")[0]
+    keys = [(int(slot), _region(name, before)) for slot, name in zip(table.slots, table.names, strict=True)]
+    blocks = (table.slots != table.at.embedding) & (table.slots != table.at.final) & (table.slots != table.at.copy)
+    cut = {key for key, dim in zip(keys, table.tp_dim, strict=True) if dim != -1}
+    inside = blocks & np.array([key in cut for key in keys])
+    weights = {name for name, dim in zip(table.names, table.tp_dim, strict=True) if dim != -1}
+    shared = np.array([_weight_of(name) in weights for name in table.names])
+    return inside, shared & (table.tp_dim == -1)
+
+
+def _region(name: str, before: str) -> str:
+    """The first part of a name behind the layer's index, or behind that of an MTP depth.
+
+    >>> _region("model.layers.0-3.self_attn.q_proj.weight", "model.layers.")
+    'self_attn'
+    """
+    local = name.removeprefix(before).partition(".")[2]
+    return local.partition(".")[0]
+
+
+def _weight_of(name: str) -> str:
+    """The matrix that a bias belongs to; "" of anything else.
+
+    >>> _weight_of("mlp.down_proj.bias"), _weight_of("mlp.experts.down_proj_bias"), _weight_of("mlp.down_proj.weight")
+    ('mlp.down_proj.weight', 'mlp.experts.down_proj', '')
+    """
+    if name.endswith(".bias"):
+        return name.removesuffix("bias") + "weight"
+    return name.removesuffix("_bias") if name.endswith("_bias") else ""
