@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Container, Iterable
 
 import torch
 
@@ -10,6 +11,9 @@ from trainledger.lines import line_id
 from trainledger.runtime.observe.observation import Held, Instant, Unclaimed
 from trainledger.runtime.observe.storages import Storage, StorageTracker
 from trainledger.runtime.observe.tensors import dtype_word, local_part, tensor_bytes
+
+PATIENCE_S = 0.1
+"""How long an instant waits for threads of a backend to drop what they sent."""
 
 
 class _Claim:
@@ -52,14 +56,32 @@ def snapshot(tracker: StorageTracker, named: Iterable[tuple[str, str, torch.Tens
         local = local_part(tensor)
         storage = tracker.storage_of(local)
         add(category, name, claims.setdefault(id(storage), _Claim(storage, category)).take(local))
+    _settle(tracker, claims)
     for claim in claims.values():
         add("padding", claim.category, claim.storage.bytes - claim.bytes)
     rest = [storage for storage in tracker.live.values() if storage.bytes and id(storage) not in claims]
     for storage in rest:
         if storage.label is not None:
-            add(storage.label.category, storage.label.name, storage.bytes)
+            add(*storage.label, storage.bytes)
     unclaimed = sorted((_unclaimed(storage) for storage in rest if storage.label is None), key=lambda one: -one.bytes)
     return Held(instant=instant, claimed=lines, unclaimed=tuple(unclaimed), total_bytes=tracker.current_bytes)
+
+
+def _settle(tracker: StorageTracker, claims: Container[int]) -> None:
+    """Wait while something was sent and nobody claims it.
+
+    A thread of gloo reports that a collective is done and drops its tensors only then; on a busy machine the instant
+    would see them. What is still there after a while is really held, as an activation that was gathered is.
+    [torch: csrc/distributed/c10d/ProcessGroupGloo.cpp, runLoop]
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while any(_in_flight(storage, claims) for storage in tracker.live.values()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+        tracker.bury()
+
+
+def _in_flight(storage: Storage, claims: Container[int]) -> bool:
+    return storage.sent and storage.bytes > 0 and storage.label is None and id(storage) not in claims
 
 
 def _unclaimed(storage: Storage) -> Unclaimed:

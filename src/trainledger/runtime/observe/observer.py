@@ -14,8 +14,7 @@ from trainledger.runtime.observe.dispatch import Watching, watching
 from trainledger.runtime.observe.flop import FlopCounter
 from trainledger.runtime.observe.held import snapshot
 from trainledger.runtime.observe.observation import Held, Instant, Observation
-from trainledger.runtime.observe.reducer import labelling_reducers
-from trainledger.runtime.observe.storages import Label, StorageTracker
+from trainledger.runtime.observe.storages import StorageTracker
 
 
 class Observer:
@@ -30,8 +29,8 @@ class Observer:
 
     names         PyTorch's name of a process group to the ledger's; may be filled later
     synchronize   waits for the device, so that a phase ends when its work does
-    storages      label, group and adopt storages here
-    collectives   of the observed step, one event each
+    storages      all that are alive
+    collectives   those of the observed step, one event each
     """
 
     def __init__(self, names: Mapping[str, str], synchronize: Callable[[], None] | None = None) -> None:
@@ -47,8 +46,7 @@ class Observer:
     @contextmanager
     def watching(self) -> Generator[None]:
         """Know every storage from here on."""
-        tracker = self.storages
-        with tracker.following_resizes(), labelling_reducers(tracker), watching(tracker) as mode:
+        with self.storages.following_resizes(), watching(self.storages) as mode:
             self._mode = mode
             try:
                 yield
@@ -78,8 +76,8 @@ class Observer:
         return self.clock.phase(name)
 
     def labelled(self, category: str, name: str) -> AbstractContextManager[None]:
-        """What is born within is `held/<category>/<name>` where nobody else claims it."""
-        return self.storages.labelled(Label(category, name))
+        """What is born within and never named is `held/<category>/<name>`: what a program cannot name."""
+        return self.storages.labelled(category, name)
 
     def group(self, name: str, tensors: Iterable[torch.Tensor]) -> None:
         """Sum these tensors' storages as one group of what is gathered."""

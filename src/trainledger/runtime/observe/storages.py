@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch._ops import OpOverload
@@ -31,16 +31,8 @@ from trainledger.runtime.observe.tensors import local_part, tensors_in
 ADOPTED = "before watching"
 """The birth of a storage that no watched operation made."""
 
-
-class Label(NamedTuple):
-    """What a storage is, known from where it is born: `held/<category>/<name>`, unless a named tensor claims it.
-
-    op   only what this operation gives birth to; "" is any
-    """
-
-    category: str
-    name: str
-    op: str = ""
+COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_dtensor", "symm_mem"})
+"""Namespaces of the operations that hand tensors to a backend."""
 
 
 class Ref(weakref.ref[torch.UntypedStorage]):
@@ -56,8 +48,9 @@ class Storage:
 
     dtype, shape   of the first tensor seen on it
     stream         id of the device's stream it was born on; 0 on a CPU
-    label          of the birth, where it was given one
+    label          (category, name) of the birth, where it was given one
     group          the group it is summed in
+    sent           whether it was ever handed to a backend, whose threads may hold it a moment longer than its owner
     bytes          0 on the meta device, where a tensor has a size and no memory
     """
 
@@ -67,8 +60,9 @@ class Storage:
     dtype: torch.dtype
     shape: torch.Size
     stream: int
-    label: Label | None
+    label: tuple[str, str] | None
     group: str | None = None
+    sent: bool = False
     bytes: int = 0
 
 
@@ -80,7 +74,7 @@ class StorageTracker:
         self.current_bytes = 0
         self.peak_bytes = 0
         self._clock = clock
-        self._label: Label | None = None
+        self._label: tuple[str, str] | None = None
         # Appended to by whichever thread frees a storage (gloo's among them), emptied by the one that watches.
         self._dead: deque[Ref] = deque()
         self._died = cast("Callable[[weakref.ref[torch.UntypedStorage]], None]", self._dead.append)
@@ -89,22 +83,23 @@ class StorageTracker:
 
     def after(self, func: OpOverload) -> After:
         """Meet the storages of what `func` gives."""
-        op, dead, meet = func.name(), self._dead, self._meet
+        op, meet = func.name(), self._meet
 
         def after(_args: tuple[Any, ...], _kwargs: dict[str, Any], out: object) -> None:
-            if dead:
-                self.bury()
             if isinstance(out, torch.Tensor):
                 meet(out, op)
             else:
                 for tensor in tensors_in(out):
                     meet(tensor, op)
 
-        return after
+        def after_sending(args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+            for tensor in tensors_in((args, *kwargs.values(), out)):
+                meet(tensor, op).sent = True
+
+        return after_sending if func.namespace in COMMUNICATION else after
 
     def adopt(self, tensors: Iterable[torch.Tensor], op: str = ADOPTED) -> None:
         """Know storages that were born unwatched."""
-        self.bury()
         for tensor in tensors:
             self._meet(local_part(tensor), op)
 
@@ -114,6 +109,8 @@ class StorageTracker:
 
     def _meet(self, tensor: torch.Tensor, op: str) -> Storage:
         storage = tensor.untyped_storage()
+        if self._dead:  # one of them may have had the address of this one
+            self.bury()
         known = self.live.get(storage._cdata)  # the address, which is what a storage is told apart by
         if known is None:
             return self._born(tensor, storage, op)
@@ -124,8 +121,7 @@ class StorageTracker:
     def _born(self, tensor: torch.Tensor, storage: torch.UntypedStorage, op: str) -> Storage:
         ref = Ref(storage, self._died)
         ref.key = storage._cdata
-        label = self._label if self._label is not None and self._label.op in {"", op} else None
-        born = Storage(ref, op, self._clock.current, tensor.dtype, tensor.shape, _stream_of(tensor), label)
+        born = Storage(ref, op, self._clock.current, tensor.dtype, tensor.shape, _stream_of(tensor), self._label)
         self.live[ref.key] = born
         if not tensor.is_meta:
             self._resize(born, storage.nbytes())
@@ -166,9 +162,13 @@ class StorageTracker:
             torch.UntypedStorage.resize_ = resize  # pyright: ignore[reportAttributeAccessIssue]
 
     @contextmanager
-    def labelled(self, label: Label) -> Generator[None]:
-        """Label what is born within."""
-        outer, self._label = self._label, label
+    def labelled(self, category: str, name: str) -> Generator[None]:
+        """Label what is born within: where no tensor claims it, it is `held/<category>/<name>`.
+
+        For what no tensor of a program names, as the buckets that DDP's reducer makes in C++: operations there go
+        through the dispatcher too, and so are seen.
+        """
+        outer, self._label = self._label, (category, name)
         try:
             yield
         finally:
