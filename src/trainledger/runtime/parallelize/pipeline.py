@@ -2,8 +2,8 @@
 
 What a schedule asks of data parallelism is PyTorch's own: no backward reduces or reshards, and once the last backward
 of a stage is done all its units reduce and reshard. So at every zero_stage a unit is gathered and reduced once per
-optimizer step, and its gradients are whole in between. [torch: distributed/pipelining/stage.py
-backward_maybe_with_nosync, perform_reduce_grad]
+optimizer step, and its gradients are whole in between.
+[torch: distributed/pipelining/stage.py backward_maybe_with_nosync, perform_reduce_grad]
 
 Nothing is exchanged but boundary tensors: their shapes are known beforehand, and the vote by which PyTorch would find
 that out is left out, in the first step too.
@@ -73,8 +73,10 @@ class Pipeline:
     def received(self) -> Iterator[Named]:
         """What boundary tensors are received into: for every micro-batch one of its own, from the first step on.
 
-        A chunk that is not the first gets num_microbatches inputs, one that is not the last as many gradients.
+        A chunk that is not the first gets num_microbatches inputs, one that is not the last as many gradients. And the
+        positions, which every stage is given at each step.
         """
+        yield Named("buffers", "positions", self._positions)
         for stage in self._stages:
             for what, of_batches in (("input", stage.args_recv_info), ("output gradient", stage.grad_recv_info)):
                 for batch, arguments in of_batches.items():
@@ -113,8 +115,9 @@ def _keep_gathered(decoder: nn.Module) -> None:
     """Units stay gathered between a forward and its backward.
 
     A schedule's backward gathers what a forward has resharded and keeps it, so that resharding saves no memory at the
-    peak and costs num_microbatches more gathers; and the backward of weights alone finds no parameter that is
-    sharded when it begins, and drops its gradient without a word. [torch: distributed/pipelining/_backward.py 300-345]
+    peak and costs num_microbatches more gathers; and the split backward of zero-bubble finds no parameter that is
+    sharded when it begins, and drops its gradient without a word.
+    [torch: distributed/pipelining/_backward.py stage_backward_input]
     """
     if isinstance(decoder, FSDPModule) and not isinstance(decoder, ReplicateModule):
         decoder.set_reshard_after_forward(False)
