@@ -174,7 +174,7 @@ def _steps(of: RankShares) -> Iterator[tuple[str, Amount]]:
 
 
 def _received(of: RankShares) -> Iterator[tuple[str, Amount]]:
-    """What boundary tensors are received into: one of its own for every micro-batch, for the whole run.
+    """What boundary tensors are received into: one of its own for every micro-batch, for the whole run; the positions.
 
     [torch: distributed/pipelining/stage.py]
     """
@@ -185,6 +185,9 @@ def _received(of: RankShares) -> Iterator[tuple[str, Amount]]:
     tokens = int(of.own.plans.tokens(setting.workload.seq)[0]) // int(of.own.plans.sp_ranks[0])
     size = int(kept_bytes(ints(tokens * setting.model.hidden_size), setting.recipe.activation)[0])
     amount = Amount(amount=size, formula=f"{setting.recipe.activation}, {tokens} tokens x {setting.model.hidden_size}")
+    length = setting.workload.seq // plan["cp"]
+    positions = int(kept_bytes(ints(length), "int64")[0])
+    yield line_id("held", "buffers", "positions"), Amount(amount=positions, formula=f"int64, {length} tokens")
     for chunk in of.chunks:
         ends = {"input": chunk > 0, "output gradient": chunk < last}
         for what in (what for what, there in ends.items() if there):
@@ -205,6 +208,7 @@ def _sent(of: RankShares) -> Iterator[Sent]:
     for call in all_traffic(of.inventory, of.own):
         count = int(call.count[0, 0])
         if count:
+            shared = _shared_bytes(of, call.dtype) if call.group == "embedding" else None
             yield Sent(
                 op=call.op,
                 group=call.group,
@@ -212,10 +216,17 @@ def _sent(of: RankShares) -> Iterator[Sent]:
                 what=call.what,
                 peers=peers_of(of.plan, call.group, of.place.rank),
                 count=count,
-                in_bytes=int(call.in_bytes[0, 0]),
-                out_bytes=int(call.out_bytes[0, 0]),
+                in_bytes=int(call.in_bytes[0, 0]) if shared is None else shared,
+                out_bytes=int(call.out_bytes[0, 0]) if shared is None else shared,
                 routed=call.routed,
             )
+
+
+def _shared_bytes(of: RankShares, dtype: str) -> int:
+    """The gradient of an embedding at both ends of a pipeline, which is summed as it is held, not as it is stored."""
+    part = next(part for part in of.parts if of.table.shared[part.row])
+    held = of.cut(part, sharded=of.plan["zero_stage"] > 0).held
+    return int(kept_bytes(ints(held), dtype)[0])
 
 
 def _done(of: RankShares) -> dict[str, Amount]:

@@ -83,6 +83,7 @@ class Program:
         yield from (Named("buffers", name, ranks) for name, ranks in self.world.rank_maps.items())
         yield from kept_tensors(self.parameters, self.optimizer)
         if self.pipeline is not None:
+            yield Named("buffers", "positions", self.pipeline.positions)
             yield from self.pipeline.received()
 
     def step(self, index: int) -> float | None:

@@ -49,7 +49,7 @@ class Pipeline:
         plan = spec.plan
         self._is_first = world.place.pp == 0
         self._is_last = world.place.pp == plan["pp"] - 1
-        self._positions = positions
+        self.positions = positions
         chunks = range(world.place.pp, plan["pp"] * plan["vpp"], plan["pp"])
         self._stages = [_stage(*pair, spec, world) for pair in zip(decoders, chunks, strict=True)]
         batches = plan["num_microbatches"]
@@ -67,16 +67,14 @@ class Pipeline:
         inputs = (tokens,) if self._is_first else ()
         losses: list[torch.Tensor] = []
         target = labels if self._is_last else None
-        self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False, positions=self._positions)
+        self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False, positions=self.positions)
         return torch.stack([loss.detach() for loss in losses]).sum() if self._is_last else None
 
     def received(self) -> Iterator[Named]:
         """What boundary tensors are received into: for every micro-batch one of its own, from the first step on.
 
-        A chunk that is not the first gets num_microbatches inputs, one that is not the last as many gradients. And the
-        positions, which every stage is given at each step.
+        A chunk that is not the first gets num_microbatches inputs, one that is not the last as many gradients.
         """
-        yield Named("buffers", "positions", self._positions)
         for stage in self._stages:
             for what, of_batches in (("input", stage.args_recv_info), ("output gradient", stage.grad_recv_info)):
                 for batch, arguments in of_batches.items():
