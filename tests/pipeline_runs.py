@@ -39,8 +39,8 @@ RATE = 0.05
 Gradients = dict[str, np.ndarray[Any, Any]]
 
 
-def spec_of(plan: Mapping[str, int], *, layers: int = 4, tied: bool = False, **fields: str) -> RunSpec:
-    """A RunSpec of a small decoder, with the columns of a plan that are not 1."""
+def spec_of(plan: Mapping[str, int], *, layers: int = 4, tied: bool = False, vocab: int = 67, **fields: str) -> RunSpec:
+    """A RunSpec of a small decoder, with the columns of a plan that are not 1; 67 rows divide over no ranks evenly."""
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -48,7 +48,7 @@ def spec_of(plan: Mapping[str, int], *, layers: int = 4, tied: bool = False, **f
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 8,
-        "vocab_size": 68,
+        "vocab_size": vocab,
         "tie_word_embeddings": str(tied).lower(),
     }
     config, model = load_with_config("llama-3-8b", overrides={key: str(value) for key, value in sizes.items()})
@@ -146,7 +146,9 @@ def _trained(run: Run) -> Seen:
         if step in CHECKED:
             seen.gradients[step] = _whole(run.gradients)
     assert run.program.pipeline is not None
-    seen.received_bytes.extend(named.tensor.untyped_storage().nbytes() for named in run.program.pipeline.received())
+    for kept in run.program.pipeline.received():
+        if kept.name.startswith("received"):
+            seen.received_bytes.append(kept.tensor.untyped_storage().nbytes())
     return seen
 
 

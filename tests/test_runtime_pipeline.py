@@ -8,10 +8,10 @@ from typing import NamedTuple
 import pytest
 
 from pipeline_runs import Gradients, Seen, replayed, spec_of, trained_stage, trained_whole, worst
-from strategies import calls_of, setting_of
+from strategies import plan_of, setting_of
+from trainledger.account.rank import rank_lines
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
-from trainledger.plans.ranks import place_of
 from trainledger.runtime.launch.fork import run_forked
 from trainledger.runtime.observe.observation import Call
 from trainledger.runtime.spec import RunSpec
@@ -72,8 +72,8 @@ WORLDS = {
     "tensor": World(
         4,
         (
-            spec_of({"pp": 2, "tp": 2, "sp": 1}, tied=True),
-            spec_of({"pp": 2, "vpp": 2, "tp": 2, "sp": 1}, schedule="zero-bubble"),
+            spec_of({"pp": 2, "tp": 2, "sp": 1}, vocab=68, tied=True),
+            spec_of({"pp": 2, "vpp": 2, "tp": 2, "sp": 1}, vocab=68, schedule="zero-bubble"),
         ),
     ),
     "context": World(4, (spec_of({"pp": 2, "vpp": 2, "cp": 2, "zero_stage": 1}, tied=True, schedule="zero-bubble"),)),
@@ -105,12 +105,12 @@ def whole(name: str, index: int) -> dict[int, Gradients]:
     """Gradients of one process, which are the same for all plans of a batch."""
     spec = WORLDS[name].specs[index]
     sequences = spec.plan["num_microbatches"] * spec.plan["dp_shard"]
-    return _whole(spec.model.num_layers, sequences, tied=spec.model.tied)
+    return _whole(spec.model.num_layers, sequences, spec.model.vocab_size, tied=spec.model.tied)
 
 
 @cache
-def _whole(layers: int, sequences: int, *, tied: bool) -> dict[int, Gradients]:
-    return trained_whole(spec_of({"num_microbatches": sequences}, layers=layers, tied=tied))
+def _whole(layers: int, sequences: int, vocab: int, *, tied: bool) -> dict[int, Gradients]:
+    return trained_whole(spec_of({"num_microbatches": sequences}, layers=layers, vocab=vocab, tied=tied))
 
 
 @pytest.mark.parametrize(("name", "index"), named("two", "small", "four", "sharded", "tensor", "context"))
@@ -127,7 +127,7 @@ def test_thin_stages_stay_gathered_too(name: str, index: int) -> None:
     assert worst(seen(name)[index], whole(name, index)) < (10 * TOLERANCE,)
 
 
-@pytest.mark.parametrize(("name", "index"), named("two", "small", "four", "sharded"))
+@pytest.mark.parametrize(("name", "index"), named("two", "small", "four", "sharded", "tensor", "context"))
 def test_ranks_send_what_the_ledger_says(name: str, index: int) -> None:
     check_calls(name, index)
 
@@ -136,28 +136,19 @@ def check_calls(name: str, index: int) -> None:
     """Every collective, in the first step and in the second."""
     spec = WORLDS[name].specs[index]
     for rank, of_rank in enumerate(seen(name)[index]):
-        expected = predicted(spec, place_of(spec.plan, rank).pp)
+        expected = predicted(spec, rank)
         for step, calls in of_rank.calls.items():
             found = {(call.op, call.group, call.dtype): (call.count, call.in_bytes, call.out_bytes) for call in calls}
             assert found == expected, (rank, step)
 
 
-def predicted(spec: RunSpec, stage: int) -> dict[tuple[str, str, str], tuple[int, int, int]]:
-    """(count, in_bytes, out_bytes) by (op, group, dtype) of a stage; clipping is left out."""
-    setting = setting_of(
-        spec.model,
-        Workload(seq=spec.seq),
-        engine="pytorch",
-        precision=spec.precision,
-        schedule=spec.schedule,
-        recompute=spec.recompute,
-    )
-    kinds = Inventory(setting).stages(spec.plan["pp"], spec.plan["vpp"]).pp_stage.tolist()
-    alike = max(first for first in kinds if first <= stage)
+def predicted(spec: RunSpec, rank: int) -> dict[tuple[str, str, str], tuple[int, int, int]]:
+    """(count, in_bytes, out_bytes) by (op, group, dtype)."""
+    names = ("precision", "schedule", "recompute", "optimizer")
+    scenario = {name: getattr(spec, name) for name in names}
+    inventory = Inventory(setting_of(spec.model, Workload(seq=spec.seq), engine="pytorch", **scenario))
     found: dict[tuple[str, str, str], tuple[int, int, int]] = {}
-    for call in calls_of(setting, alike, **spec.plan):
-        if call.group == "world":
-            continue
+    for call in rank_lines(inventory, plan_of(**spec.plan), rank, clips=False).calls:
         key = call.op, call.group, call.dtype
         count, in_bytes, out_bytes = found.get(key, (0, 0, 0))
         found[key] = count + call.count, in_bytes + call.in_bytes, out_bytes + call.out_bytes
