@@ -156,17 +156,17 @@ class Program:
     def _finish_gradients(self) -> None:
         """What no backward sums: tensors that tp leaves whole beside a cut sequence, and an embedding at both ends."""
         if self.spec.plan["tp"] > 1:
-            for decoder in self.decoders:
-                reduce_partial_gradients(decoder)
+            reduce_partial_gradients(*self.decoders)
         if (group := self.world.group("embedding")) is not None:
             reduce_tied_embedding(self.decoders, self.spec.model, group)
 
-    def _clip(self) -> None:
+    def _clip(self) -> float:
+        """Scale gradients down to the limit; the norm before."""
         gradients = [
             (kept.parameter.grad, self._copies(kept)) for kept in self.parameters if kept.parameter.grad is not None
         ]
         world = self.world.group("world") if self.sums_norm else None
-        clip_gradients(gradients, self.spec.clip_norm, world)
+        return clip_gradients(gradients, self.spec.clip_norm, world)
 
     def _copies(self, kept: Kept) -> int:
         """How many ranks of the job hold the part of a parameter that this one holds."""
