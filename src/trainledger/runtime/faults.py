@@ -16,16 +16,26 @@ def extra_buffer(program: Program) -> None:
 
 
 def doubled_all_gather(program: Program) -> None:
-    """One unit is gathered once more than its plan says."""
-    unit = next(m for d in program.decoders for m in d.modules() if isinstance(m, FSDPModule))
-    unit.unshard()
-    unit.reshard()
+    """The first unit is gathered once more than its plan says, before each forward."""
+    decoder = program.decoders[0]
+    # private: the root is such a module too, and has no parameters of its own to gather
+    unit = next(m for m in decoder.modules() if isinstance(m, FSDPModule) and m._get_fsdp_state()._fsdp_param_groups)
+
+    def gather(*_: object) -> None:
+        unit.unshard()
+        unit.reshard()
+
+    decoder.register_forward_pre_hook(gather)
 
 
 def bf16_moment(program: Program) -> None:
-    """The first moment of the first parameter is kept in bf16."""
-    state = next(iter(program.optimizer.state.values()))
-    state["exp_avg"] = state["exp_avg"].to(torch.bfloat16)
+    """After the step the first moment of the first parameter is kept in bf16."""
+
+    def halve(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        state = next(iter(optimizer.state.values()))
+        state["exp_avg"] = state["exp_avg"].to(torch.bfloat16)
+
+    program.optimizer.register_step_post_hook(halve)
 
 
 def dropped_collective(program: Program) -> None:
@@ -39,4 +49,4 @@ FAULTS: dict[str, Callable[[Program], None]] = {
     "bf16-moment": bf16_moment,
     "dropped-collective": dropped_collective,
 }
-"""Each is applied before the observed step."""
+"""Each is planted before the observed step."""
