@@ -83,6 +83,16 @@ def test_replicas_that_ddp_does_not_wrap_compute_with_a_copy_and_have_no_buckets
     assert (one.bytes["gradients", "loss"], two.bytes["gradients", "loss"]) == (0, 4 * total)
 
 
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_adapters_beside_frozen_weights_are_not_cast_by_a_wrapper(ranks: int) -> None:
+    """So nothing gathers a copy of 4-bit weights; several ranks have DDP's buckets, of the adapters alone."""
+    workload = Workload(lora_rank=8, lora_targets=("q_proj",), qlora=True)
+    found = held(setting_of(MODELS["8b"], workload, engine="pytorch"), dp_shard=ranks, zero_stage=0)
+    adapters = 32 * 8 * (4096 + 4096)
+    assert found.bytes["weights", "loss"] == found.bytes["weights", "rest"]
+    assert found.bytes["buffers", "rest"] == (4 * adapters if ranks > 1 else 0)
+
+
 def test_one_rank_that_casts_nothing_is_not_wrapped() -> None:
     model = MODELS["small"]
     setting = setting_of(model, engine="pytorch", precision="fp32", optimizer="adamw-fused")

@@ -47,8 +47,11 @@ class Setting:
 
     @property
     def casts(self) -> bool:
-        """Whether what is multiplied has another dtype than the weights that are kept."""
-        return self.recipe.gathered != self.recipe.weight
+        """Whether a wrapper gives what is multiplied in another dtype than the weights that are kept.
+
+        Adapters are cast where they are applied, beside weights that are frozen in the dtype of the product. [peft-lora]
+        """
+        return self.recipe.gathered != self.recipe.weight and not self.workload.lora_rank
 
     @property
     def usable_bytes(self) -> int | None:
