@@ -47,6 +47,13 @@ CASES: dict[str, tuple[Any, ...]] = {
     ),
     "runtime-etp": ({**RUN, "tp": 2, "etp": 2}, {**RUN, "tp": 2, "etp": 1}, ("etp=1", "tp=2", "--etp 2"), routed()),
     "runtime-even-tp": (RUN, {**RUN, "tp": 2, "etp": 2}, ("tp=2", "211", "embed_tokens", "--set vocab_size=212")),
+    "runtime-contiguous-tp": (
+        {**RUN, "tp": 2, "etp": 2},
+        {**RUN, "tp": 2, "etp": 2},
+        ("tp=2", "gpt2", "q, k and v one after the other", "set tp to 1"),
+        load_model("gpt2", overrides={"vocab_size": "50304"}),
+        load_model("llama-3-8b"),
+    ),
     "runtime-expert-rows": (
         {**RUN, "tp": 8, "etp": 8},
         {**PT, "tp": 8, "etp": 8},
@@ -66,5 +73,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         ("cp=2", "a window of 4096", "--seq 8192"),
         load_model("mistral-7b-v0.1"),
     ),
+    "dry-ddp": ({**RUN, "dp_shard": 2, "zero_stage": 1}, {**RUN, "dp_shard": 2}, ("--dry", "dp=2", "raise --zero")),
+    "dry-experts": (PT, RUN, ("--dry", "fp32", "--precision bf16"), routed()),
     "runtime-ranks": ({**RUN, "dp_shard": 64}, {**RUN, "dp_shard": 65}, ("--gpus 65", "64", "--cluster-args")),
 }

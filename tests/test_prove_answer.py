@@ -118,7 +118,7 @@ def test_the_screen_ends_with_the_verdict_and_says_what_was_run(monkeypatch: pyt
 
 def test_a_dry_run_tries_one_of_the_ranks_that_should_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = faked(monkeypatch)
-    found = run("prove", "llama-3-8b", "--dry", "--pp", "2", "--dp", "64", "--json").json()
+    found = run("prove", "llama-3-8b", "--dry", "--pp", "2", "--dp", "64", "--precision", "bf16", "--json").json()
     assert (found["world_size"], found["ranks"], found["dry"]) == (128, [0, 64], True)
     assert fake.how is not None
     assert (fake.how.dry, fake.how.ranks) == (True, (0, 64))

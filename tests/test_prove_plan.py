@@ -117,11 +117,14 @@ def test_a_plan_file_is_taken_as_by_the_ledger(tmp_path: Path) -> None:
 @pytest.mark.parametrize("elsewhere", [{"dry": True}, {"cluster_args": "--nnodes 2"}])
 def test_ranks_that_are_not_forked_here_may_be_many(elsewhere: dict[str, Any]) -> None:
     with pytest.raises(Refused, match="runtime-ranks"):
-        plan(model="llama-3-8b", dp=128)
-    assert plan(model="llama-3-8b", dp=128, **elsewhere).spec.plan["dp_shard"] == 128
+        plan(model="llama-3-8b", dp=128, zero=1)
+    assert plan(model="llama-3-8b", dp=128, zero=1, **elsewhere).spec.plan["dp_shard"] == 128
 
 
 REFUSED = {
+    "a dry DDP": (Refused, {"model": "llama-3-8b", "dp": 2, "dry": True}, r"\[dry-ddp\]"),
+    "dry experts": (Refused, {"model": "mixtral-8x7b", "dry": True}, r"\[dry-experts\]"),
+    "q, k and v in one": (Refused, {"model": "phi-3-mini", "tp": 2}, r"\[runtime-contiguous-tp\]"),
     "a count": (BadInput, {"model": "70B"}, "has no shapes|without shapes"),
     "state space": (Refused, {"model": "nemotron-h-56b"}, r"\[runtime-ssm\]"),
     "heads": (Refused, {"model": "llama-3-8b", "tp": 3, "seq": 96}, r"\[heads-divisible-by-tp\]"),

@@ -15,7 +15,7 @@ from trainledger.facts.workload import DEFAULT_SEQ, Workload
 from trainledger.plans.plan import Scenario, make_plans
 from trainledger.plans.setting import Setting, make_setting
 from trainledger.rules import REFUSALS, RUNTIME, findings
-from trainledger.rules.runtime import learned_positions
+from trainledger.rules.runtime import DRY, learned_positions
 from trainledger.service.shrink import SMALL, Shrunken, changes, shrink
 
 BUDGET = 2_500_000
@@ -52,7 +52,8 @@ def row_of(plan: dict[str, Any]) -> dict[str, int]:
 
 
 def broken(setting: Setting, row: dict[str, int]) -> list[str]:
-    return [found.message for found in findings((*RUNTIME, *REFUSALS), setting, make_plans(row))]
+    rules = (rule for rule in (*RUNTIME, *REFUSALS) if rule.id not in DRY)
+    return [found.message for found in findings(rules, setting, make_plans(row))]
 
 
 def shrunken(config: dict[str, Any], model: Model, plan: dict[str, Any]) -> tuple[Setting, dict[str, int], Shrunken]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from trainledger.facts.model import Attention, Model, Tensor
+from trainledger.plans import sharding
 from trainledger.plans.plan import Plans
 from trainledger.plans.setting import Setting
 from trainledger.rules.rule import Mask, Rule
@@ -25,11 +26,19 @@ RECOMPUTE = ("none", "full")
 MOST_LOCAL = 64
 """Ranks that are forked on one machine: each is a process with torch in memory, and all share its cores."""
 
-TOO_MANY = "runtime-ranks"
-"""The rule that does not bind where ranks are not forked here."""
+FORKED = ("runtime-ranks",)
+"""Rules that bind only ranks that are forked here."""
+DRY = ("dry-ddp", "dry-experts")
+"""Rules that bind only dry runs."""
 
 SPEC = "trainledger runtime/spec.py"
 SCHEDULES = "PyTorch distributed/pipelining/schedules.py at 2.13.0"
+_JOINED = {
+    "gpt2": "keeps q, k and v one after the other in one matrix",
+    "phi3": "keeps q, k and v one after the other in one matrix",
+    "llama4_text": "keeps gate and up one after the other in one matrix",
+}
+"""Families of which a plain cut would give a rank q without k and v, or gate without up."""
 _SCORES = {"alibi": "ALiBi", "sinks": "attention sinks", "soft-cap": "a soft cap on scores"}
 
 
@@ -83,6 +92,16 @@ def _uneven_sentence(setting: Setting, row: dict[str, int]) -> str:
     if tensor.role in ("embedding", "head"):
         knob += f", or --set vocab_size={-(-parts // tp) * tp}"
     return f"tp={tp} does not divide the {parts} parts of {tensor.name}, and the program cuts evenly only; {knob}"
+
+
+def _uncut(model: Model) -> str:
+    """What a cut into equal parts in order would get wrong; "" where it is right."""
+    norms = [tensor for block in model.blocks for tensor in block.tensors if tensor.role == "norm"]
+    if any(tensor.copies > 1 for tensor in norms):
+        return "has a norm of its own for each head"
+    if any(tensor.tp_dim == 0 and len(tensor.shape) == 1 for tensor in norms):
+        return "normalises q and k over all heads at once"
+    return _JOINED.get(model.family, "")
 
 
 def learned_positions(model: Model) -> int | None:
@@ -145,6 +164,16 @@ def _tied_bias(setting: Setting, plans: Plans) -> Mask:
     model = setting.model
     bias = any(tensor.role == "head" and len(tensor.shape) == 1 for tensor in model.final)
     return (plans.pp > 1) & (model.tied and bias)
+
+
+def _dry_ddp(setting: Setting, plans: Plans) -> Mask | bool:
+    """Where DistributedDataParallel wraps the model, whose reducer is C++ that waits for gradients to arrive."""
+    return sharding.wrapped(plans, "ddp") & (setting.precision is not None and not setting.casts)
+
+
+def _dry_experts(setting: Setting, plans: Plans) -> bool:
+    routed = any(block.moe is not None for block in setting.model.blocks)
+    return routed and setting.scenario.precision != "bf16"
 
 
 def _unknown(flag: str, value: str, known: tuple[str, ...]) -> str:
@@ -276,6 +305,17 @@ RULES: tuple[Rule, ...] = (
         sentence=_uneven_sentence,
     ),
     Rule(
+        id="runtime-contiguous-tp",
+        severity="refuse",
+        scope="runtime",
+        source="trainledger runtime/parallelize/tensor.py",
+        broken=lambda setting, plans: (plans.tp > 1) & bool(_uncut(setting.model)),
+        sentence=lambda setting, row: (
+            f"tp={row['tp']} and {setting.model.name} {_uncut(setting.model)}, which the program does not cut; "
+            "set tp to 1"
+        ),
+    ),
+    Rule(
         id="runtime-expert-rows",
         severity="refuse",
         scope="runtime",
@@ -314,7 +354,7 @@ RULES: tuple[Rule, ...] = (
         sentence=_masked_sentence,
     ),
     Rule(
-        id=TOO_MANY,
+        id="runtime-ranks",
         severity="refuse",
         scope="runtime",
         source="trainledger runtime/launch/fork.py",
@@ -322,6 +362,28 @@ RULES: tuple[Rule, ...] = (
         sentence=(
             f"--gpus {{gpus}}: at most {MOST_LOCAL} ranks are forked on one machine; lower a degree, use --dry, or "
             "start them on several machines with --cluster-args"
+        ),
+    ),
+    Rule(
+        id="dry-ddp",
+        severity="refuse",
+        scope="runtime",
+        source="PyTorch csrc/distributed/c10d/comm.cpp 114 at 2.13.0: no hook result from a fake group",
+        broken=_dry_ddp,
+        sentence=(
+            "--dry with dp={dp} at --zero 0 in {precision}: that is DistributedDataParallel, which a fake process "
+            "group cannot answer; raise --zero, use --precision bf16, or leave --dry out"
+        ),
+    ),
+    Rule(
+        id="dry-experts",
+        severity="refuse",
+        scope="runtime",
+        source="PyTorch _meta_registrations.py meta_grouped_mm at 2.13.0",
+        broken=_dry_experts,
+        sentence=(
+            "--dry with routed experts in {precision}: PyTorch's grouped product of fake tensors knows bf16 alone; use "
+            "--precision bf16, or leave --dry out"
         ),
     ),
 )

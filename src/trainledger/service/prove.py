@@ -58,7 +58,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     plan        as it was run; shrunken says what of it was larger in the request
     ranks       those that were run: all of them, or in a dry run one of each that should do the same
     lines       of every rank that was run
-    losses      of every step, the mean over the ranks that computed it
+    losses      of every step, the mean over the ranks that computed it; of a dry run none
     list_equal  whether the text lists lines that are equal too
     """
 
@@ -130,7 +130,7 @@ def _response(
         list_equal=request.all or False,
         lines=found.lines,
         unexplained=found.unexplained,
-        losses=_losses(seen),
+        losses=() if how.dry else _losses(seen),
         verdict=found.verdict,
         run=process,
     )
@@ -152,10 +152,18 @@ class _Predictions:
         """The first of all ranks that should see the same."""
         first: dict[bytes, int] = {}
         for rank in self.ranks:
-            found = self.of(rank)
-            calls = tuple(msgspec.structs.replace(call, peers=()) for call in found.calls)
-            first.setdefault(msgspec.json.encode(msgspec.structs.replace(found, rank=0, calls=calls)), rank)
+            first.setdefault(msgspec.json.encode(_figures(self.of(rank))), rank)
         return tuple(first.values())
+
+
+def _figures(of: Prediction) -> tuple[object, ...]:
+    """What of a prediction is not the rank's own name or place."""
+    held = {
+        instant: {name: line.amount for name, line in lines.items() if line.amount}
+        for instant, lines in of.held.items()
+    }
+    calls = [msgspec.structs.replace(call, peers=()) for call in of.calls]
+    return held, calls, {name: line.amount for name, line in of.flop.items()}, of.gathered
 
 
 def _cluster_words(request: Request) -> tuple[str, ...] | None:

@@ -14,7 +14,7 @@ from trainledger.facts.workload import DEFAULT_SEQ
 from trainledger.plans.plan import Plans, make_plans
 from trainledger.plans.setting import make_setting
 from trainledger.rules import REFUSALS, RUNTIME, Rule, findings, require
-from trainledger.rules.runtime import TOO_MANY, learned_positions
+from trainledger.rules.runtime import DRY, FORKED, learned_positions
 from trainledger.runtime.spec import RunSpec
 from trainledger.service.common import Run, resolve
 from trainledger.service.limits import between
@@ -23,7 +23,8 @@ from trainledger.service.plan_file import overlay
 from trainledger.service.prove_request import DEFAULTS, Request
 from trainledger.service.shrink import Change, changes, factor, shrink
 
-MOST_STEPS = 1000
+LEAST_STEPS, MOST_STEPS = 3, 1000
+"""DDP settles its buckets in the second step, and optimizers make their state in the first."""
 MOST_SEED = 2**31 - 1
 
 
@@ -67,7 +68,7 @@ def planned(request: Request) -> Planned:
 
 
 def _check(request: Request) -> None:
-    between("steps", request.steps, 1, MOST_STEPS)
+    between("steps", request.steps, LEAST_STEPS, MOST_STEPS)
     between("seed", request.seed, 0, MOST_SEED)
     if request.clip_norm is not None and request.clip_norm < 0:
         raise UsageError(f"--clip-norm is {request.clip_norm}: a norm is not negative; 0 leaves gradients alone")
@@ -94,9 +95,10 @@ def _with_microbatches(run: Run, count: int) -> Run:
 
 
 def _rules(request: Request) -> tuple[Rule, ...]:
-    """The engine, what any plan must be, what the program runs; ranks that are not forked here may be many."""
-    elsewhere = request.dry or request.cluster_args is not None
-    engine, *program = (rule for rule in RUNTIME if not (elsewhere and rule.id == TOO_MANY))
+    """The engine, what any plan must be, what the program runs in the way that is asked for."""
+    forked = not request.dry and request.cluster_args is None
+    idle = (*(() if forked else FORKED), *(() if request.dry else DRY))
+    engine, *program = (rule for rule in RUNTIME if rule.id not in idle)
     return (engine, *REFUSALS, *program)
 
 

@@ -13,6 +13,9 @@ from trainledger.errors import TrainledgerError
 TAIL_LINES = 20
 """How much of a traceback or log is shown."""
 
+LINE_LENGTH = 400
+"""How much of a line is shown: an error of DTensor lists every tensor of an optimizer step in one."""
+
 STACK_LINES = 6
 """How much of the stack of a rank that did not end is shown: where it waits, and who called that."""
 
@@ -93,7 +96,7 @@ def last_lines(text: str) -> str:
 
 
 def _indented(lines: list[str]) -> str:
-    return "\n".join(f"    {line}" for line in lines)
+    return "\n".join(f"    {line if len(line) <= LINE_LENGTH else f'{line[:LINE_LENGTH]}...'}" for line in lines)
 
 
 def _signal_name(number: int) -> str:
