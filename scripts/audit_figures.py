@@ -56,7 +56,7 @@ def optimizer_copies() -> list[Held]:
     cases = (
         ("two 16-bit moments, no master", {"engine": "paper", "precision": "bf16-pure"}),
         ("two 16-bit moments, low half of an fp32 master", {"engine": "megatron", "optimizer": "adamw-bf16"}),
-        ("two fp32 moments, fp32 weights", {"engine": "pytorch"}),
+        ("two fp32 moments, fp32 weights", {"engine": "pytorch", "precision": "fp32"}),
         ("two fp32 moments, fp32 master", {"engine": "paper"}),
     )
     rows: list[Held] = []
@@ -81,7 +81,7 @@ SHARE_CASES: tuple[tuple[str, dict[str, str], dict[str, int]], ...] = (
     ("llama-2-7b", {"engine": "paper"}, {"dp_shard": 8, "zero_stage": 0}),
     ("llama-2-7b", {"engine": "paper"}, {"dp_shard": 8, "zero_stage": 1}),
     ("llama-2-7b", {"engine": "paper"}, {"dp_shard": 64, "zero_stage": 2}),
-    ("llama-2-13b", {"engine": "pytorch"}, {"dp_shard": 8, "zero_stage": 0}),
+    ("llama-2-13b", {"engine": "pytorch", "precision": "fp32"}, {"dp_shard": 8, "zero_stage": 0}),
     ("llama-2-13b", {"engine": "pytorch"}, {"dp_shard": 64, "zero_stage": 3}),
     ("llama-3-70b", {"engine": "deepspeed"}, {"dp_shard": 64, "zero_stage": 3}),
     (

@@ -95,7 +95,8 @@ def test_fp8(figures: ModuleType, page: str) -> None:
     rows = {(row.recipe, row.card.partition("-")[0]): row for row in figures.fp8_recipes()}
     for recipe in ("torchao tensorwise", "torchao rowwise"):
         assert rows[recipe, "H100"].of_bf16 == 1
-        assert rows[recipe, "H100"].total == 16
+        # and, of replicas that are reduced unit by unit, the input of one unit's reduction
+        assert rows[recipe, "H100"].total == pytest.approx(16, abs=0.1)
     # all but embedding, output layer and norms of llama-3-70b are matrices of blocks: 97 % of its parameters
     matrices = 1 - (2 * 128256 * 8192 + 161 * 8192) / 70_553_706_496
     delayed, blackwell = rows["TransformerEngine delayed", "H100"], rows["TransformerEngine delayed", "B200"]

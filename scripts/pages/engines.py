@@ -71,7 +71,6 @@ def _conditions(row: StateRow) -> str:
         f"pp {row.pp}" if row.pp else "",
         "several micro-batches" if row.only_accumulating else "",
         f"wrapped: {row.wrapped}" if row.wrapped else "",
-        "freed before the backward ends" if row.released else "",
         f"{row.offload} offloaded" if row.offload else "",
         f"{row.not_offload} not offloaded" if row.not_offload else "",
         "" if row.non_tn is None else f"FP8 GEMMs {'in every layout' if row.non_tn else 'in one layout'}",

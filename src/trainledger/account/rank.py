@@ -124,8 +124,6 @@ def _standing(of: RankShares, instant: Instant) -> Iterator[Buffer]:
         row = buffer.row
         if row.basis != "exact" or row.select.startswith("largest") or not plan_mask(plans, buffer)[0]:
             continue
-        if row.released and instant == "backward":
-            continue
         alive = alive_at(buffer, instant, plans)
         if alive is not None and bool(np.all(alive)):
             yield buffer

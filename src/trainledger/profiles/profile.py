@@ -44,7 +44,6 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     alive         the instants; with `accumulates` also at the loss of every micro-batch but the first
     only_accumulating   exists only with more than one micro-batch per step
     wrapped             exists only where data parallelism wraps the model so (plans/sharding.py): ddp | unit | none
-    released            alive in the last backward and freed before it ends; that instant's peak counts it
     grad, same_grad, precision, not_optimizer, pp, offload, non_tn   conditions: gradient dtypes, whether gradients
                   are kept in the dtype of the weights, recipes, optimizers that lack it, "1" or ">1" pipeline stages,
                   what is offloaded (not_offload: what must not be), and whether the card multiplies FP8 matrices in
@@ -68,7 +67,6 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     accumulates: bool = False
     only_accumulating: bool = False
     wrapped: Literal["", "ddp", "unit", "none"] = ""
-    released: bool = False
     grad: tuple[str, ...] = ()
     same_grad: bool | None = None
     not_optimizer: tuple[str, ...] = ()
