@@ -9,8 +9,8 @@ checkpoint) knows how they are cut.
 | without sp | - | all-reduce | - | all-reduce |
 | with sp | all-gather | reduce-scatter | all-gather | reduce-scatter |
 
-PyTorch's own column style lacks this: it reduces the gradient of each matrix's input on its own, leaves the gradient
-of a vocabulary's table whole, and knows neither stacked experts nor norms within a region.
+PyTorch's own styles lack this: the column style reduces the gradient of each matrix's input on its own, the row style
+leaves the gradient of a vocabulary's table whole, and none knows stacked experts or norms within a region.
 [torch: distributed/tensor/parallel/style.py]
 
 Inside a region the gradient of what every rank holds whole (norms of q and k, MLA's down-projections, routers) is a
@@ -22,20 +22,14 @@ along its input is no such case: each rank adds its share of it, and sees the gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import NamedTuple, cast
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ParallelStyle,
-    PrepareModuleOutput,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from trainledger.errors import Refused
 from trainledger.facts.model import Model
@@ -45,6 +39,7 @@ from trainledger.runtime.model.decoder import Decoder
 from trainledger.runtime.model.semantics import MlpRule, MoeRule
 from trainledger.runtime.model.tree import star
 from trainledger.runtime.optimize import local_part
+from trainledger.runtime.parallelize.styles import Enter, Leave, Local, OnLocalParts, OwnPositions, OwnRows, Place
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.tensors import kept_parameters, plain_name
 
@@ -86,7 +81,7 @@ def _partial(decoder: nn.Module) -> Iterator[tuple[Tensor, DeviceMesh]]:
     meshes: dict[str, DeviceMesh] = {}
     for path, module in decoder.named_modules():
         local = vars(module).get("forward")
-        if isinstance(local, _OnLocalParts):
+        if isinstance(local, OnLocalParts):
             meshes |= {plain_name(f"{path}.{name}"): local.mesh for name in local.partial}
     for kept in kept_parameters(decoder):
         if kept.name in meshes and kept.parameter.grad is not None:
@@ -170,18 +165,17 @@ class _Plan:
         """What comes before the first block and after the last."""
         table, *entry = self._decoder.entry or [None]
         if table is not None:
-            self._apply(table, _OwnRows(), self._local(table), self._leave())
+            self._apply(table, OwnRows(), self._local(table), Leave(self._outside))
         *between, head = self._decoder.final or [None]
         for module in (*entry, *between):
             assert module is not None
             if isinstance(module, nn.Embedding) and self._outside != Replicate():
-                self._apply(module, _OwnPositions())
+                self._apply(module, OwnPositions())
             self._outer(module)
         if head is not None:
-            self._apply(head, _EnterRegion(self._outside), self._local(head))
+            self._apply(head, Enter(self._outside), self._local(head))
             if gather_logits:
-                whole = PrepareModuleOutput(output_layouts=Shard(-1), desired_output_layouts=Replicate())
-                self._apply(head, whole)
+                self._apply(head, Leave(Replicate(), inside=Shard(-1)))
 
     def block(self, block: Block) -> None:
         """The two regions of a block, and the norms between them."""
@@ -189,11 +183,11 @@ class _Plan:
         block.attention.first_head = heads
         inside: set[nn.Module] = set()
         for first, last in self._regions(block):
-            self._apply(first, _EnterRegion(self._outside))
+            self._apply(first, Enter(self._outside))
             for module in dict.fromkeys((first, last)):
                 self._apply(module, self._local(module))
                 inside.update(module.modules())
-            self._apply(last, self._leave())
+            self._apply(last, Leave(self._outside))
         for module in block.modules():
             if module not in inside:
                 self._outer(module)
@@ -213,20 +207,20 @@ class _Plan:
         own = [name for name, _ in module.named_parameters(recurse=False)]
         if own:
             partial = () if self._outside == Replicate() else own
-            self._apply(module, _Local([(module, name, False) for name in own], partial))
+            self._apply(module, Local([Place(module, name) for name in own], partial))
 
-    def _local(self, region: nn.Module) -> _Local:
+    def _local(self, region: nn.Module) -> Local:
         """A region's own part of everything below it."""
-        places: list[tuple[nn.Module, str, bool]] = []
+        places: list[Place] = []
         partial: list[str] = []
         for path, module in region.named_modules():
             for name, _ in module.named_parameters(recurse=False):
                 below = f"{path}.{name}" if path else name
                 shared = self._shared_bias(f"{self._paths[module]}.{name}")
-                places.append((module, name, shared))
+                places.append(Place(module, name, shared=shared))
                 if not shared and self._whole(f"{self._paths[module]}.{name}"):
                     partial.append(below)
-        return _Local(places, partial)
+        return Local(places, partial)
 
     def _whole(self, name: str) -> bool:
         """Whether every rank holds all of a parameter; the output layer of a tied model has the table's fact."""
@@ -237,132 +231,6 @@ class _Plan:
         weight = f"{name.removesuffix('.bias')}.weight" if name.endswith(".bias") else name.removesuffix("_bias")
         return weight != name and self._whole(name) and not self._whole(weight)
 
-    def _leave(self) -> ParallelStyle:
-        return PrepareModuleOutput(output_layouts=Partial(), desired_output_layouts=self._outside)
-
     def _apply(self, module: nn.Module, *styles: ParallelStyle) -> None:
         for style in styles:
             parallelize_module(module, self._mesh, style)
-
-
-class _EnterRegion(ParallelStyle):
-    """The way into a region: its first input whole on every rank, the gradient of it a sum over them.
-
-    PyTorch's own style hands on local tensors only where their gradients are whole. [torch: PrepareModuleInput]
-    """
-
-    def __init__(self, outside: Placement) -> None:
-        self._outside = outside
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def enter(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            outside = DTensor.from_local(given[0], device_mesh, [self._outside], run_check=False)
-            whole = outside.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-            return (whole, *given[1:])
-
-        module.register_forward_pre_hook(enter)
-        return module
-
-
-class _Local(ParallelStyle):
-    """A module that computes on this rank's part of its parameters; places as in _OnLocalParts."""
-
-    def __init__(self, places: Iterable[tuple[nn.Module, str, bool]], partial: Iterable[str]) -> None:
-        self._places = [_Place(*place) for place in places]
-        self._partial = tuple(partial)
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        module.forward = _OnLocalParts(module.forward, device_mesh, self._places, self._partial)
-        return module
-
-
-class _Place(NamedTuple):
-    """A parameter by its module and name; `shared`: every rank adds an equal share of it to a sum."""
-
-    module: nn.Module
-    name: str
-    shared: bool
-
-
-class _OnLocalParts:
-    """A module's forward with this rank's part of each parameter in its place while it runs.
-
-    partial   names, below the module, of parameters whose gradient is a sum over the ranks
-    """
-
-    def __init__(
-        self, forward: Callable[..., object], mesh: DeviceMesh, places: list[_Place], partial: tuple[str, ...]
-    ) -> None:
-        self._forward = forward
-        self._places = places
-        self.mesh = mesh
-        self.partial = partial
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        with self._swapped():
-            return self._forward(*args, **kwargs)
-
-    @contextmanager
-    def _swapped(self) -> Generator[None]:
-        """FSDP2 puts other tensors under the same names from one call to the next, so they are looked up each time."""
-        # the dictionary of a module takes tensors that are no parameters, which its attributes do not
-        held = [(place.module._parameters, place.name, place.shared) for place in self._places]
-        before = [parameters[name] for parameters, name, _ in held]
-        for (parameters, name, shared), parameter in zip(held, before, strict=True):
-            assert isinstance(parameter, DTensor)
-            parameters[name] = _own(parameter, shared=shared)
-        try:
-            yield
-        finally:
-            for (parameters, name, _), parameter in zip(held, before, strict=True):
-                parameters[name] = parameter
-
-
-def _own(parameter: DTensor, *, shared: bool) -> nn.Parameter:
-    """This rank's part, a tensor that modules take for a parameter. [torch: nn/parameter.py, _ParameterMeta]"""
-    own = parameter.to_local()
-    if shared:
-        own = cast("Tensor", _Share.apply(own, parameter.device_mesh.size()))
-    own._is_param = True  # pyright: ignore[reportAttributeAccessIssue]  # not declared, but what isinstance looks for
-    return cast("nn.Parameter", own)
-
-
-class _Share(torch.autograd.Function):
-    """An equal share of what all ranks add up. What each rank sees of the gradient is that of the whole already."""
-
-    @staticmethod
-    def forward(ctx: object, whole: Tensor, ranks: int) -> Tensor:
-        del ctx
-        return whole / ranks
-
-    @staticmethod
-    def backward(ctx: object, *grads: Tensor) -> tuple[Tensor, None]:
-        del ctx
-        return grads[0], None
-
-
-class _OwnRows(ParallelStyle):
-    """A table of which this rank holds some rows: those of other ranks look up as zero, to be summed over all."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        look_up = module.forward
-
-        def forward(ids: Tensor) -> Tensor:
-            (table,) = module.parameters()
-            index = ids - device_mesh.get_local_rank() * len(table)
-            own = (index >= 0) & (index < len(table))
-            return look_up(index.where(own, 0)) * own[..., None]
-
-        module.forward = forward
-        return module
-
-
-class _OwnPositions(ParallelStyle):
-    """A table of positions that is asked for those of this rank's slice of the sequence only."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def slice_of(_: nn.Module, ids: tuple[Tensor]) -> tuple[Tensor]:
-            return (ids[0].chunk(device_mesh.size())[device_mesh.get_local_rank()],)
-
-        module.register_forward_pre_hook(slice_of)
-        return module
