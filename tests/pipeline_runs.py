@@ -111,7 +111,7 @@ class Run:
                 assert parameter.grad is not None, name
                 self.gradients[name] = parameter.grad.clone()
 
-    def step(self, index: int) -> tuple[float | None, tuple[Call, ...]]:
+    def counted(self, index: int) -> tuple[float | None, tuple[Call, ...]]:
         """The loss of one optimizer step, and its collectives."""
         counter = CollectiveCounter(self.names, Clock())
         with watching(counter):
@@ -121,13 +121,14 @@ class Run:
 
 class Seen(NamedTuple):
     """What one rank saw: gradients of the checked steps, collectives of the first two, losses, sizes of what it keeps
-    to receive into.
+    to receive into, and how many of those have gradients left after the last step.
     """
 
     gradients: dict[int, Gradients]
     calls: dict[int, tuple[Call, ...]]
     losses: list[float | None]
     received_bytes: list[int]
+    left: list[int]
 
 
 def trained_stage(rank: int, specs: Sequence[RunSpec]) -> list[Seen]:
@@ -137,18 +138,20 @@ def trained_stage(rank: int, specs: Sequence[RunSpec]) -> list[Seen]:
 
 
 def _trained(run: Run) -> Seen:
-    seen = Seen({}, {}, [], [])
+    seen = Seen({}, {}, [], [], [])
     for step in range(1, CHECKED[-1] + 1):
-        loss, calls = run.step(step)
-        seen.losses.append(loss)
         if step in COUNTED:
-            seen.calls[step] = calls
+            loss, seen.calls[step] = run.counted(step)
+        else:
+            loss = run.program.step(step)
+        seen.losses.append(loss)
         if step in CHECKED:
             seen.gradients[step] = _whole(run.gradients)
     assert run.program.pipeline is not None
     for kept in run.program.pipeline.received():
         if kept.name.startswith("received"):
             seen.received_bytes.append(kept.tensor.untyped_storage().nbytes())
+            seen.left.append(int(kept.tensor.grad is not None))
     return seen
 
 
@@ -164,7 +167,7 @@ def _replayed(spec: RunSpec, rank: int, ranks: int) -> dict[int, tuple[Call, ...
     world = World(spec, torch.device("cpu"))
     with FakeTensorMode(allow_non_fake_inputs=True):
         run = Run(spec, world)
-        found = {step: run.step(step)[1] for step in COUNTED}
+        found = {step: run.counted(step)[1] for step in COUNTED}
     dist.destroy_process_group()
     return found
 

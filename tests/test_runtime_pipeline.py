@@ -170,6 +170,7 @@ def test_every_micro_batch_has_a_place_to_be_received_in(name: str, index: int) 
     messages = spec.plan["num_microbatches"] * (2 * spec.plan["vpp"] - 1)
     for rank in seen(name)[index]:
         assert rank.received_bytes == [boundary] * messages
+        assert not any(rank.left)
 
 
 @cache

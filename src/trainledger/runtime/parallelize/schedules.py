@@ -41,7 +41,24 @@ SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
 
 
 class Stage(PipelineStage):
-    """A stage whose late weight gradients are added up in the dtype of reductions, as all others are."""
+    """A stage under whose split backward gradients are kept no longer, and no narrower, than under a whole one."""
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: torch.Tensor | None = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
+        """Compute the gradients of a micro-batch: all of them, or those of its input.
+
+        PyTorch leaves the latter beside the input as well, for each micro-batch until the next step.
+        [torch: distributed/pipelining/_backward.py stage_backward_input]
+        """
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        for argument in self.args_recv_info[bwd_chunk_id]:
+            if argument.buffer is not None:
+                argument.buffer.grad = None
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Compute the weight gradients of a micro-batch.
