@@ -101,7 +101,7 @@ def _ssm(ssm: Ssm, hidden: int, tokens: _Tokens) -> IntArray:
 
 
 def in_flight_chunks(plans: Plans, pp_stage: IntArray, schedule: str) -> IntArray:
-    """[plans, rows]: chunk-micro-batches whose activations a stage holds at once. [narayanan: 2.2, 2.3; zero-bubble]
+    """[plans, rows]: chunk-micro-batches whose activations a stage holds at once. [narayanan: 2.2, 2.3] [zero-bubble]
 
     1F1B: min(m, p - i), each of all the stage's layers. The others take turns in rounds of r = p micro-batches, or as
     many as make the rounds equal: interleaved min(m v, 2 (p - i - 1) + (v - 1) r + 1) chunks; zero-bubble min(m v,
