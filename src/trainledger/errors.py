@@ -5,6 +5,7 @@ TrainledgerError          exit 1   the base: shown as one message, without a tra
     UnknownName           exit 1   a model, cluster, card, engine ... that is not there; names the nearest
     MissingFact           exit 1   a figure that no source states; names file and key
   Refused                 exit 1   a named rule forbids the model, the plan or the pair
+  RankFailed              exit 1   a rank of a run that raised, died or did not end in time (runtime/launch/failure.py)
   UsageError              exit 2   flags that contradict each other or cannot be parsed
 """
 

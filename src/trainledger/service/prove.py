@@ -25,7 +25,7 @@ from trainledger.runtime.observe.observation import Observation
 from trainledger.service.common import Note, notes
 from trainledger.service.ledger import Engine, PlanDegrees, engine_of
 from trainledger.service.limits import between
-from trainledger.service.prove_launch import RANK_BYTES, How, Progress, Runner, launch
+from trainledger.service.prove_launch import FORKED_BYTES, STARTED_BYTES, How, Progress, Runner, launch
 from trainledger.service.prove_plan import Planned, planned
 from trainledger.service.prove_request import Request
 from trainledger.service.shrink import RULE, Change
@@ -92,12 +92,13 @@ def run(request: Request, *, runner: Runner | None = None, progress: Progress | 
     between("timeout", request.timeout, 1, MOST_TIMEOUT_S)
     plan = planned(request)
     predictions = _Predictions(plan)
+    each = FORKED_BYTES if words is None else STARTED_BYTES
     how = How(
         dry=request.dry or False,
         ranks=predictions.different() if request.dry else predictions.ranks,
         cluster_args=words,
         timeout_s=request.timeout if request.timeout is not None else TIMEOUT_S,
-        rank_bytes=RANK_BYTES + single_peak(predictions.inventory, plan.plans).total_bytes,
+        rank_bytes=each + single_peak(predictions.inventory, plan.plans).total_bytes,
     )
     if runner is None:
         check_runtime(plan)
