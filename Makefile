@@ -58,8 +58,9 @@ lint-size: $(DEV)
 lint-names: $(DEV)
 	$(PY) scripts/check_names.py
 
-# pytest's exit status 5 means that no test was collected.
-proof: $(DEV) ## run the proofs that are too long for `make test`
+# Cells that have passed with the same code are not run again. pytest's exit status 5 means that no test was collected.
+proof: $(DEV) ## prove every model in every layout, which takes hours and can be stopped; then the long tests
+	$(PY) scripts/proof.py
 	@$(PY) -m pytest -m proof --timeout 3600 --session-timeout 0; status=$$?; \
 	if [ $$status -eq 5 ]; then echo "make proof: no test is marked 'proof' in this checkout"; else exit $$status; fi
 

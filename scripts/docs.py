@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from pages import cli, engines, executed, formulas, hardware, models, rules, rules_of_thumb
+from pages import cli, engines, executed, formulas, hardware, models, rules, rules_of_thumb, support
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("accounting", "parallelism", "communication", "howto", "tutorial")),
+    *(f"docs/{name}.md" for name in ("accounting", "parallelism", "communication", "proof", "howto", "tutorial")),
 )
 """Pages written by hand that show commands."""
 
@@ -38,6 +38,7 @@ PAGES: tuple[Page, ...] = (
     Page("docs/cli.md", cli.render),
     Page("docs/engines.md", engines.render),
     Page("docs/rules.md", rules.render),
+    Page("docs/support.md", support.render),
     Page("docs/rules-of-thumb.md", rules_of_thumb.render),
     Page("docs/models.md", models.render),
     Page("docs/hardware.md", hardware.render),

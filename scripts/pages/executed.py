@@ -28,16 +28,19 @@ def refresh(text: str) -> str:
 def output_of(command: str) -> str:
     """What `trainledger ...` or `python ...` prints, standard error after standard output.
 
-    ` | head -N` at the end cuts it; a program after a bar reads what the one before it printed.
+    ` | head -N` or ` | tail -N` at the end cuts it; a program after a bar reads what the one before it printed.
     """
     programs = _programs(command)
-    head = programs.pop() if programs[-1][0] == "head" else []
+    cut = programs.pop() if programs[-1][0] in {"head", "tail"} else []
     printed, errors = "", ""
     for words in programs:
         printed, complaint = _run(words, printed)
         errors += complaint
     lines = (printed + errors).splitlines()
-    return "\n".join(line.rstrip() for line in (lines[: int(head[1].removeprefix("-"))] if head else lines)) + "\n"
+    if cut:
+        count = int(cut[1].removeprefix("-"))
+        lines = lines[:count] if cut[0] == "head" else lines[-count:]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 def _programs(command: str) -> list[list[str]]:
@@ -64,7 +67,9 @@ def _run(words: list[str], given: str) -> tuple[str, str]:
             main(arguments)
         return out.getvalue(), err.getvalue()
     if program != "python":
-        raise SystemExit(f"a console block runs {program!r}: only trainledger, python and a last `head` are run")
+        raise SystemExit(
+            f"a console block runs {program!r}: only trainledger, python and a last `head` or `tail` are run"
+        )
     call = [sys.executable, *arguments]
     done = subprocess.run(call, cwd=ROOT, input=given, capture_output=True, text=True, check=False)
     return done.stdout, done.stderr
