@@ -68,9 +68,7 @@ def test_ddp_keeps_16_bytes_per_parameter_and_a_copy_of_the_gradients_in_its_buc
 
 
 @MANY
-@pytest.mark.parametrize(
-    ("precision", "plan"), [("bf16", {"dp_shard": 8}), ("fp32", {"dp_shard": 4, "cp": 2})]
-)
+@pytest.mark.parametrize(("precision", "plan"), [("bf16", {"dp_shard": 8}), ("fp32", {"dp_shard": 4, "cp": 2})])
 def test_replicas_that_ddp_does_not_wrap_compute_with_a_copy_and_have_no_buckets(
     name: str, precision: str, plan: dict[str, int]
 ) -> None:

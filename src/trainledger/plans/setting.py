@@ -49,7 +49,7 @@ class Setting:
     def casts(self) -> bool:
         """Whether a wrapper gives what is multiplied in another dtype than the weights that are kept.
 
-        Adapters are cast where they are applied, beside weights that are frozen in the dtype of the product. [peft-lora]
+        Adapters are cast where they are applied, beside weights that are frozen in the product's dtype. [peft-lora]
         """
         return self.recipe.gathered != self.recipe.weight and not self.workload.lora_rank
 
