@@ -147,4 +147,17 @@ def _by_stage(inventory: Inventory, plans: Plans) -> IntArray:
     logits = ceil_div(tokens.count * model.vocab_size, plans.tp)
     loss = sum(bytes_of(logits, dtype) for dtype in setting.profile.loss_dtypes)
     losses = inventory.losses(counts)
-    return ceil_div(kept * chunks, plans.vpp[:, None]) + working + losses * np.asarray(loss)[..., None]
+    saved = ceil_div(kept * chunks, plans.vpp[:, None]) + working + losses * np.asarray(loss)[..., None]
+    return saved + _received(inventory, plans, counts) if setting.profile.traffic.keeps_received else saved
+
+
+def _received(inventory: Inventory, plans: Plans, counts: IntArray) -> IntArray:
+    """[plans, rows]: what boundary tensors are received into: per micro-batch one for each chunk's input and gradient.
+
+    The first chunk of all receives no input, the last no gradient. [torch: distributed/pipelining/stage.py]
+    """
+    setting, at = inventory.setting, inventory.table.at
+    ends = (counts[:, :, at.embedding] > 0).astype(np.int64) + (counts[:, :, at.final] > 0)
+    boundaries = (2 * plans.vpp[:, None] - ends) * (counts.sum(axis=2) > 0) * (plans.pp > 1)[:, None]
+    hidden = ceil_div(plans.tokens(setting.workload.seq) * setting.model.hidden_size, plans.sp_ranks)
+    return boundaries * (plans.num_microbatches * bytes_of(hidden, setting.recipe.activation))[:, None]

@@ -123,15 +123,16 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     loss_all_reduces         tensor-parallel reductions of a loss over a cut vocabulary, per micro-batch
     gathers_logits           the loss is computed on logits that are gathered whole
     reduces_norms            with sp, gradients of what tp leaves whole are summed over the tp ranks once per step
-    reduces_partial          the same of every whole tensor that a rank has seen a part of only, with or without sp, after
-                             the reduction over data-parallel ranks: from zero_stage 1 on each rank sums its shards
+    reduces_partial          the same of every whole tensor of which a rank has seen a part only, with or without sp,
+                             after the reduction over data-parallel ranks: from zero_stage 1 on each sums its shards
     joins_parallel           attention and network of a parallel block share their tensor-parallel exchanges
-    experts_in_region        without expert parallelism routed experts are cut like a dense network; else tokens go to them
+    experts_in_region        without expert parallelism routed experts are cut like a dense network; else tokens travel
     regathers_kv             a backward under cp_comm all_gather gathers keys and values again
     rotates_kv               keys and values travel as one tensor, a hop is an all-to-all, and their gradients go round
                              in fp32 under either cp_comm; v of latent attention is padded to the width of k
     counts_tokens            ranks first tell each other how many tokens each of their experts will get, in int64
     bucket_elements          elements of one gradient bucket; 0: none
+    keeps_received           a pipeline receives each micro-batch into buffers of its own, held for the whole run
     pipeline_keeps_gathered  in a pipeline weights are gathered and gradients reduced once per step
     final_unit_kept          what follows the last block stays gathered between forward and backward
     reduce_follows_grad      --grad-dtype is the dtype of reductions too
@@ -148,6 +149,7 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     recompute_reruns_last: bool = True
     loss_all_reduces: int = 3
     gathers_logits: bool = False
+    keeps_received: bool = False
     reduces_norms: bool = False
     reduces_partial: bool = False
     joins_parallel: bool = True

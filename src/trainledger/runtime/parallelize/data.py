@@ -10,6 +10,9 @@ Routed experts are a unit of their own where expert parallelism gives them other
 | 1 | gathered until the step ends | gathered | at the last micro-batch |
 | 2 | gathered until the step ends | gathered | after every micro-batch |
 | 3 | resharded | resharded | after every micro-batch |
+
+In a pipeline weights stay gathered and gradients are reduced once per step at every zero_stage above 0, as PyTorch's
+schedules ask: `pipeline` turns those knobs.
 """
 
 from __future__ import annotations

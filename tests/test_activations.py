@@ -1,0 +1,36 @@
+"""Activations of a stage: what a pipeline receives into."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from trainledger.account.activations import activation_bytes
+from trainledger.account.rank import rank_lines
+from trainledger.facts.presets import load_preset
+from trainledger.facts.workload import Workload
+from trainledger.inventory.inventory import Inventory
+from trainledger.plans.plan import Scenario, make_plans
+from trainledger.plans.setting import Setting, make_setting
+
+
+def piped(vpp: int) -> Setting:
+    scenario = Scenario(engine="pytorch", precision="bf16", schedule="interleaved" if vpp > 1 else "1f1b")
+    return make_setting(load_preset("llama-3-8b"), Workload(seq=512), scenario)
+
+
+@pytest.mark.parametrize("vpp", [1, 2])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_search_counts_the_receive_buffers_that_each_rank_is_predicted_to_hold(vpp: int, tp: int) -> None:
+    setting = piped(vpp)
+    plans = make_plans({"pp": 4, "vpp": vpp, "tp": tp, "sp": int(tp > 1), "num_microbatches": 8, "zero_stage": 1})
+    inventory = Inventory(setting)
+    traffic = msgspec.structs.replace(setting.profile.traffic, keeps_received=False)
+    without = dataclasses.replace(setting, profile=msgspec.structs.replace(setting.profile, traffic=traffic))
+    received = activation_bytes(inventory, plans) - activation_bytes(Inventory(without), plans)
+    for row, pp_stage in enumerate(inventory.stage_counts(plans)[1][0]):
+        held = rank_lines(inventory, plans, int(pp_stage) * tp).held["rest"]
+        assert received[0, row] == sum(line.amount for name, line in held.items() if "/received " in name)
+    assert received.min() > 0
