@@ -51,11 +51,14 @@ def screen(total: int) -> Generator[Screen]:
         task = bar.add_task("", total=total)
 
         class Terminal:
+            started = 0
+
             def line(self, text: str) -> None:
                 bar.console.print(text, markup=False, highlight=False)
 
             def cell(self, text: str) -> Heard:
-                bar.update(task, description=text)
+                bar.update(task, description=text, completed=self.started)
+                self.started += 1
 
                 def heard(done: int, of: int, what: str) -> None:
                     bar.update(task, description=f"{text}: {what}" if done < of else text)
