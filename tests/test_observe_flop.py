@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from observed_models import (
     BATCH,
@@ -23,7 +23,7 @@ from observed_models import (
     tokens,
 )
 from trainledger.runtime.observe.dispatch import watching
-from trainledger.runtime.observe.flop import FlopCounter
+from trainledger.runtime.observe.flop import FORMULAS, FlopCounter
 
 TOKENS = BATCH * SEQ
 LINEARS = WIDTH * (2 * HEADS * HEAD + 2 * KV_HEADS * HEAD + 3 * FFN)
@@ -83,6 +83,23 @@ def test_a_batch_of_products_is_as_many_products() -> None:
         functional.grouped_mm(left, right)
     one = 2 * 8 * 16 * 24
     assert counter.flop == {"matmul": 11 * one, "grouped_matmul": 5 * one}
+
+
+def test_formulas_written_anew_are_those_of_pytorch() -> None:
+    aten = torch.ops.aten
+    matrices = torch.ones(8, 16), torch.ones(16, 24)
+    batches = torch.ones(5, 8, 16), torch.ones(5, 16, 24)
+    query, key, value = torch.ones(2, 6, 5, 8), torch.ones(2, 3, 7, 8), torch.ones(2, 3, 7, 4)
+    grad = torch.ones(2, 6, 5, 4)
+    for packet, given in (
+        (aten.mm, matrices),
+        (aten.bmm, batches),
+        (aten.addmm, (torch.ones(24), *matrices)),
+        (aten.baddbmm, (torch.ones(24), *batches)),
+        (aten._scaled_dot_product_flash_attention, (query, key, value, 0.0, True)),
+        (aten._scaled_dot_product_efficient_attention_backward, (grad, query, key, value, None)),
+    ):
+        assert FORMULAS[packet](*given) == flop_registry[packet](*given) > 0
 
 
 def test_pytorchs_counter_agrees_where_it_has_a_formula_and_misses_the_attention_of_the_cpu() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from trainledger.runtime.observe.dispatch import After
 
@@ -40,15 +40,52 @@ def grouped_flop(left: torch.Tensor, right: torch.Tensor, *_args: object, **_kwa
     return 2 * both * left.shape[-2] * left.shape[-1] * right.shape[-1]
 
 
-FORMULAS: dict[OpOverloadPacket, Callable[..., int]] = flop_registry | {
-    aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
-    aten._scaled_dot_product_fused_attention_overrideable: sdpa_flop,
-    aten._scaled_dot_product_fused_attention_overrideable_backward: sdpa_backward_flop,
+def product_flop(left: torch.Tensor, right: torch.Tensor, *_args: object, **_kwargs: object) -> int:
+    """FLOP of [M, K] times [K, N], or of a batch of them."""
+    return 2 * left.numel() * right.shape[-1]
+
+
+def added_product_flop(
+    _sum: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *_args: object, **_kwargs: object
+) -> int:
+    """FLOP of a product that is added to something; the addition is not counted."""
+    return product_flop(left, right)
+
+
+def attention_flop(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_args: object, **_kwargs: object
+) -> int:
+    """FLOP of the two products of attention."""
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+def attention_backward_flop(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_args: object, **_kwargs: object
+) -> int:
+    """FLOP of the five products of the backward of attention."""
+    return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
+
+
+_ATTENTIONS = ("flash_attention", "efficient_attention", "cudnn_attention", "fused_attention_overrideable")
+
+FORMULAS: dict[OpOverloadPacket, Callable[..., int]] = {
+    **flop_registry,
+    aten.mm: product_flop,
+    aten.bmm: product_flop,
+    aten.addmm: added_product_flop,
+    aten.baddbmm: added_product_flop,
     aten._grouped_mm: grouped_flop,
     aten._scaled_grouped_mm: grouped_flop,
+    aten._scaled_dot_product_flash_attention_for_cpu: attention_flop,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flop,
+    **{getattr(aten, f"_scaled_dot_product_{name}"): attention_flop for name in _ATTENTIONS},
+    **{getattr(aten, f"_scaled_dot_product_{name}_backward"): attention_backward_flop for name in _ATTENTIONS},
 }
-"""PyTorch's formulas, and those it lacks: the CPU's attention, and products of groups, which it counts as nothing."""
+"""PyTorch's formulas, and those it lacks: the CPU's attention, and products of groups, which it counts as nothing.
+
+Those that a step calls often are written anew, with the same result: PyTorch's walk through all arguments for shapes,
+which takes longer than all else that watches an operation.
+"""
 
 
 def word_of(name: str) -> str:

@@ -55,7 +55,8 @@ def snapshot(tracker: StorageTracker, named: Iterable[tuple[str, str, torch.Tens
     for category, name, tensor in named:
         local = local_part(tensor)
         storage = tracker.storage_of(local)
-        add(category, name, claims.setdefault(id(storage), _Claim(storage, category)).take(local))
+        claim = claims.get(id(storage)) or claims.setdefault(id(storage), _Claim(storage, category))
+        add(category, name, claim.take(local))
     _settle(tracker, claims)
     for claim in claims.values():
         add("padding", claim.category, claim.storage.bytes - claim.bytes)
