@@ -186,3 +186,13 @@ def test_clipping_is_left_out_where_nothing_is_clipped() -> None:
     plans = plan_of(dp_shard=2, zero_stage=3)
     with_norm, without = (rank_lines(inventory, plans, 0, clips=clips).calls for clips in (True, False))
     assert [call.what for call in with_norm if call not in without] == ["gradient norm"]
+
+
+def test_what_tp_leaves_whole_is_summed_as_each_rank_holds_it() -> None:
+    """Two norms of 24 over 5 ranks: four hold 5 elements of each, the last 4."""
+    model = dense(hidden=24, heads=4, kv_heads=2, layers=1, ffn=16, vocab=32)
+    sums = [
+        [call.in_bytes for call in found.calls if call.what == "gradients of whole tensors"]
+        for found in every_rank(model, "fp32", tp=2, sp=1, dp_shard=5, zero_stage=3)
+    ]
+    assert sums == [[3 * 5 * 4]] * 8 + [[3 * 4 * 4]] * 2

@@ -57,6 +57,7 @@ PROOF: list[Run] = [
     ("llama", {"dp_replicate": 2, "zero_stage": 1}, {"precision": "bf16", "optimizer": "adamw-fused"}),
     ("llama", {"dp_shard": 2, "cp": 2, "zero_stage": 2, "num_microbatches": 2}, {"recompute": "full"}),
     ("llama", {"cp": 3, "zero_stage": 0}, {"cp_comm": "all_gather"}),
+    ("llama", {"tp": 2, "sp": 1, "dp_shard": 3, "zero_stage": 3}, {}),
     ("gemma", {"dp_shard": 3, "zero_stage": 3, "num_microbatches": 2}, {}),
     ("opt", {"dp_shard": 2, "zero_stage": 3, "num_microbatches": 2}, {}),
     ("stablelm-parallel-qk-norm", {"dp_shard": 3, "zero_stage": 3}, {}),

@@ -16,6 +16,8 @@ from trainledger.account.flop import flop_of
 from trainledger.account.own import Cut, Part, RankShares
 from trainledger.account.states import alive_at, plan_mask
 from trainledger.account.traffic import all_traffic
+from trainledger.account.traffic.collectives import Collective
+from trainledger.account.traffic.tensor import WHOLE_TENSORS, partial_tensors
 from trainledger.arrays import ints
 from trainledger.dtypes import kept_bytes
 from trainledger.errors import BadInput
@@ -206,7 +208,7 @@ def _sent(of: RankShares) -> Iterator[Sent]:
     for call in all_traffic(of.inventory, of.own):
         count = int(call.count[0, 0])
         if count:
-            shared = _shared_bytes(of, call.dtype) if call.group == "embedding" else None
+            held = _summed_as_held(of, call)
             yield Sent(
                 op=call.op,
                 group=call.group,
@@ -214,17 +216,26 @@ def _sent(of: RankShares) -> Iterator[Sent]:
                 what=call.what,
                 peers=peers_of(of.plan, call.group, of.place.rank),
                 count=count,
-                in_bytes=int(call.in_bytes[0, 0]) if shared is None else shared,
-                out_bytes=int(call.out_bytes[0, 0]) if shared is None else shared,
+                in_bytes=int(call.in_bytes[0, 0]) if held is None else held,
+                out_bytes=int(call.out_bytes[0, 0]) if held is None else held,
                 routed=call.routed,
             )
 
 
-def _shared_bytes(of: RankShares, dtype: str) -> int:
-    """The gradient of an embedding at both ends of a pipeline, which is summed as it is held, not as it is stored."""
-    part = next(part for part in of.parts if of.table.shared[part.row])
-    held = of.cut(part, sharded=of.plan["zero_stage"] > 0).held
-    return int(kept_bytes(ints(held), dtype)[0])
+def _summed_as_held(of: RankShares, call: Collective) -> int | None:
+    """Bytes of gradients that are summed as a rank holds them, not as they are stored; None: the call is another.
+
+    Those of an embedding at both ends of a pipeline, and of what every tp rank holds whole.
+    """
+    if call.group == "embedding":
+        rows = of.table.shared
+    elif call.what == WHOLE_TENSORS:
+        inside, outside = partial_tensors(of.table, of.inventory.setting.model.layer_prefix)
+        rows = inside | outside if of.plan["sp"] else inside
+    else:
+        return None
+    held = (of.cut(part, sharded=of.plan["zero_stage"] > 0).held for part in of.parts if rows[part.row])
+    return int(kept_bytes(ints(sum(held)), call.dtype)[0])
 
 
 def _done(of: RankShares) -> dict[str, Amount]:

@@ -98,6 +98,9 @@ def _loss(step: Step) -> Iterator[Collective]:
     yield collective("all_reduce", "tp", "loss statistics", "fp32", tp, count, per_loss, "megatron-loss")
 
 
+WHOLE_TENSORS = "gradients of whole tensors"
+
+
 def _whole_gradients(step: Step) -> Iterator[Collective]:
     """Gradients of what every tp rank holds whole and has seen in part only, summed once per step."""
     table, grad = step.own.table, step.setting.dtype("grad")
@@ -107,17 +110,23 @@ def _whole_gradients(step: Step) -> Iterator[Collective]:
         elements = step.own.total_few(step.own.few.numel * step.own.few.copies * whole) * sp
         what = "gradients of norms"
     elif step.rules.reduces_partial:
-        inside, shared = _places(table, step.model.layer_prefix)
+        inside, outside = partial_tensors(table, step.model.layer_prefix)
         each, storages = tensor_elements(step.own, "dim0", 1)
-        of_regions = step.own.total(each * storages * (whole & inside & ~shared))
-        elements = of_regions + sp * step.own.total(each * storages * (whole & ~inside))
-        what = "gradients of whole tensors"
+        elements = step.own.total(each * storages * inside) + sp * step.own.total(each * storages * outside)
+        what = WHOLE_TENSORS
     else:
         return
     count = (elements > 0).astype(np.int64)
     yield collective(
         "all_reduce", "tp", what, grad, step.plans.tp, count, bytes_of(elements, grad), "megatron-finalize"
     )
+
+
+def partial_tensors(table: TensorTable, layer_prefix: str) -> tuple[BoolArray, BoolArray]:
+    """([T] always, [T] with sp): whole tensors of which a tp rank sees a part of the tokens or features only."""
+    whole = table.trainable & (table.tp_dim == -1) & ~table.expert
+    inside, shared = _places(table, layer_prefix)
+    return whole & inside & ~shared, whole & ~inside
 
 
 def _places(table: TensorTable, layer_prefix: str) -> tuple[BoolArray, BoolArray]:
