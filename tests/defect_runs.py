@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from trainledger.errors import BadInput
 from trainledger.runtime.checkpoint import Saver
-from trainledger.runtime.optimize import local_part
+from trainledger.runtime.observe.tensors import local_part
 from trainledger.runtime.program import Program
 from trainledger.runtime.scaling import WorldScaler
 from trainledger.runtime.spec import RunSpec

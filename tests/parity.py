@@ -31,7 +31,7 @@ from trainledger.runtime.launch.fork import run_forked
 from trainledger.runtime.model import Decoder
 from trainledger.runtime.model.moe import Moe
 from trainledger.runtime.observe.observation import Instant
-from trainledger.runtime.optimize import local_part
+from trainledger.runtime.observe.tensors import local_part
 from trainledger.runtime.program import Program
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.watch import Unwatched

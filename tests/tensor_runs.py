@@ -26,7 +26,7 @@ from trainledger.runtime.observe.clock import Clock
 from trainledger.runtime.observe.collectives import CollectiveCounter
 from trainledger.runtime.observe.dispatch import watching
 from trainledger.runtime.observe.observation import Call
-from trainledger.runtime.optimize import local_part
+from trainledger.runtime.observe.tensors import local_part
 from trainledger.runtime.parallelize.data import DataParallel
 from trainledger.runtime.parallelize.loss import loss_of
 from trainledger.runtime.parallelize.recompute import recomputed

@@ -17,7 +17,7 @@ from tensor_runs import MODELS, Run, observed, predicted, spec_of, spec_of_case,
 from trainledger.errors import Refused
 from trainledger.runtime.launch.fork import run_forked
 from trainledger.runtime.model import build_decoder
-from trainledger.runtime.optimize import local_part
+from trainledger.runtime.observe.tensors import local_part
 from trainledger.runtime.parallelize.loss import loss_of
 from trainledger.runtime.parallelize.tensor import parallelize_tensor
 from trainledger.runtime.spec import RunSpec

@@ -1,8 +1,6 @@
-"""Whole tensors from the parts that ranks hold: what parity with a single process is judged by, and what is saved."""
+"""Whole tensors from the parts that ranks hold: what parity with a single process is judged by."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -23,16 +21,9 @@ def full_tensor(tensor: torch.Tensor, ep: dist.ProcessGroup | None = None) -> to
 
 def full_gradients(program: Program) -> dict[str, torch.Tensor]:
     """The whole gradient of each parameter of this rank's stages, by name."""
-    return _whole(program, ((kept.name, kept.parameter.grad) for kept in program.parameters))
-
-
-def full_weights(program: Program) -> dict[str, torch.Tensor]:
-    """The whole of each parameter of this rank's stages, by name; between steps only."""
-    return _whole(program, ((kept.name, kept.parameter.detach()) for kept in program.parameters))
-
-
-def _whole(program: Program, tensors: Iterable[tuple[str, torch.Tensor | None]]) -> dict[str, torch.Tensor]:
     group = program.world.group("ep")
     return {
-        name: full_tensor(tensor, group if ".*." in name else None) for name, tensor in tensors if tensor is not None
+        kept.name: full_tensor(kept.parameter.grad, group if ".*." in kept.name else None)
+        for kept in program.parameters
+        if kept.parameter.grad is not None
     }

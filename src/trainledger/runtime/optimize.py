@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from trainledger.runtime.observe.tensors import local_part
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.tensors import value_of
 
@@ -17,6 +18,7 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 """The defaults of torch.optim.AdamW."""
 
 MOMENTUM = 0.9
+"""torch.optim.SGD has none by default; any above zero makes it keep a buffer, which is what is accounted for."""
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], spec: RunSpec) -> torch.optim.Optimizer:
@@ -40,11 +42,6 @@ def build_optimizer(parameters: Iterable[nn.Parameter], spec: RunSpec) -> torch.
             return torch.optim.SGD(lists, lr=rate, weight_decay=decay, foreach=True)
         case "sgd-momentum":
             return torch.optim.SGD(lists, lr=rate, momentum=MOMENTUM, weight_decay=decay, foreach=True)
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def cut_by(tensor: torch.Tensor, axis: str) -> bool:

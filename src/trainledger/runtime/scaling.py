@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from trainledger.errors import BadInput
-from trainledger.runtime.optimize import local_part
+from trainledger.runtime.observe.tensors import local_part
 
 
 class WorldScaler(torch.amp.GradScaler):

@@ -20,7 +20,7 @@ from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
 from torch.distributed.fsdp import FSDPModule
 
 from trainledger.facts.model import Model
-from trainledger.runtime.optimize import local_part
+from trainledger.runtime.observe.tensors import local_part
 from trainledger.runtime.parallelize.schedules import Loss, Stage, build_schedule
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.tensors import Named, plain_name

@@ -38,7 +38,7 @@ from trainledger.runtime.model.block import Block
 from trainledger.runtime.model.decoder import Decoder
 from trainledger.runtime.model.semantics import MlpRule, MoeRule
 from trainledger.runtime.model.tree import star
-from trainledger.runtime.optimize import local_part
+from trainledger.runtime.observe.tensors import local_part
 from trainledger.runtime.parallelize.styles import Enter, Leave, Local, OnLocalParts, OwnPositions, OwnRows, Place
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.tensors import kept_parameters, plain_name
