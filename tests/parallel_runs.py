@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from strategies import calls_of, setting_of
+from trainledger.facts.model import Model
 from trainledger.facts.model_load import load_with_config
 from trainledger.facts.workload import Workload
 from trainledger.runtime.model import Decoder, build_decoder, init_weights
@@ -28,6 +29,8 @@ SEQ = 16
 CHECKED = (1, 10)
 """Steps whose gradients are compared; the last is the end of a run."""
 RATE = 0.1
+ROUNDING = 1e-2
+"""Of the largest gradient: what is smaller is compared with this much of it, 1e-5 of which fp32 cannot resolve."""
 
 Gradients = dict[str, np.ndarray[Any, Any]]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -68,6 +71,11 @@ def spec_of(kind: str, plan: Mapping[str, int], **fields: object) -> RunSpec:
     """A RunSpec of a small model, with the columns of a plan that are not 1."""
     name, sizes = MODELS[kind]
     config, model = load_with_config(name, overrides={key: str(value) for key, value in sizes.items()})
+    return run_spec(config, model, plan, **fields)
+
+
+def run_spec(config: dict[str, Any], model: Model, plan: Mapping[str, int], **fields: object) -> RunSpec:
+    """A RunSpec of any model, with the columns of a plan that are not 1."""
     alone = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "dp_shard", "mbs"), 1)
     columns = {**alone, "num_microbatches": 1, "sp": 0, "zero_stage": 0, **plan}
     return RunSpec(model=model, config=config, plan=columns, seq=SEQ, **fields)  # type: ignore[arg-type]
@@ -78,8 +86,8 @@ def fresh(spec: RunSpec, change: Callable[[Decoder], None] | None = None) -> Dec
     decoder = build_decoder(spec.model, spec.config)
     init_weights(decoder, spec.seed)
     with torch.no_grad():
-        for parameter in decoder.parameters():
-            if parameter.dim() > 1:
+        for name, parameter in decoder.named_parameters():
+            if parameter.dim() > 1 and "norm" not in name:
                 parameter.mul_(5)
     if change is not None:
         change(decoder)
@@ -112,11 +120,7 @@ def trained(
         _backward(decoder, batch(step), positions)
         average(decoder)
         if step in CHECKED:
-            found[step] = {
-                plain_name(name): parameter.grad.numpy().copy()
-                for name, parameter in decoder.named_parameters()
-                if parameter.grad is not None
-            }
+            found[step] = gradients(decoder)
         with torch.no_grad():
             for parameter in decoder.parameters():
                 assert parameter.grad is not None
@@ -125,15 +129,26 @@ def trained(
     return found
 
 
+def gradients(decoder: Decoder) -> Gradients:
+    """A copy of every gradient, by the name of its parameter."""
+    return {
+        plain_name(name): parameter.grad.numpy().copy()
+        for name, parameter in decoder.named_parameters()
+        if parameter.grad is not None
+    }
+
+
 def differences(found: Gradients, whole: Gradients) -> dict[str, float]:
-    """The largest deviation of each tensor from the whole run's, relative to its own largest element."""
+    """The largest deviation of each tensor from the whole run's, relative to its own largest element.
+
+    A gradient far below all others is a zero with rounding errors in it, such as that of a bias of keys.
+    """
     assert found.keys() == whole.keys()
     out: dict[str, float] = {}
+    least = ROUNDING * max(float(np.abs(right).max()) for right in whole.values())
     for name, right in whole.items():
         assert found[name].shape == right.shape, name
-        largest = np.abs(right).max()
-        deviation = np.abs(found[name] - right).max()
-        out[name] = float(deviation / largest) if largest else float(deviation)
+        out[name] = float(np.abs(found[name] - right).max()) / max(float(np.abs(right).max()), least)
     return out
 
 
@@ -143,10 +158,15 @@ def worst(found: Mapping[int, Gradients], whole: Mapping[int, Gradients]) -> tup
     return max(every)
 
 
+def routed(name: str) -> bool:
+    """Whether a parameter belongs to routed experts."""
+    return ".experts." in name
+
+
 def joined(parts: Sequence[Gradients]) -> Gradients:
     """Whole gradients from those of ranks that each own some experts: those are put one after another."""
     return {
-        name: np.concatenate([part[name] for part in parts]) if ".*." in name else first
+        name: np.concatenate([part[name] for part in parts]) if routed(name) else first
         for name, first in parts[0].items()
     }
 

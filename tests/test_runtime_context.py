@@ -38,13 +38,14 @@ CPU = torch.device("cpu")
 
 def ring_runs(rank: int, specs: list[RunSpec]) -> list[dict[int, Gradients]]:
     """The checked gradients of each run, averaged over the ranks."""
-    return [_ring_run(rank, spec) for spec in specs]
+    world = World(specs[0], CPU)
+    return [_ring_run(rank, world, spec) for spec in specs]
 
 
-def _ring_run(rank: int, spec: RunSpec) -> dict[int, Gradients]:
+def _ring_run(rank: int, world: World, spec: RunSpec) -> dict[int, Gradients]:
     cp = spec.plan["cp"]
     decoder = fresh(spec)
-    parallelize_context(decoder, World(spec, CPU), spec)
+    parallelize_context(decoder, world, spec)
 
     def average(decoder: Decoder) -> None:
         for parameter in decoder.parameters():
@@ -93,8 +94,8 @@ def test_every_gradient_is_that_of_a_single_process(cp: int) -> None:
 def exchanges(rank: int, specs: list[RunSpec]) -> list[list[Call]]:
     """The collectives of each run's step."""
     found: list[list[Call]] = []
+    world = World(specs[0], CPU)
     for spec in specs:
-        world = World(spec, CPU)
         decoder = fresh(spec).to(torch.bfloat16 if spec.precision == "bf16" else torch.float32)
         parallelize_context(decoder, world, spec)
         batch = own_batch(rank, spec, spec.plan["mbs"])
@@ -136,6 +137,9 @@ def test_what_a_ring_cannot_do_is_refused() -> None:
     layer = decoder.get_submodule("model.layers.1.self_attn")
     assert isinstance(layer, Attention)
     assert isinstance(layer.attend, Ring)
-    layer.rule = msgspec.structs.replace(layer.rule, window=8)
+    assert decoder.length == spec.seq
+    layer.rule = msgspec.structs.replace(layer.rule, window=spec.seq)
+    parallelize_context(decoder, world, spec)
+    layer.rule = msgspec.structs.replace(layer.rule, window=spec.seq - 1)
     with pytest.raises(Refused, match=r"\[cp-causal\] cp=2 .* model\.layers\.1\.self_attn of llama-3-8b .* --cp 1"):
         parallelize_context(decoder, world, spec)

@@ -17,6 +17,7 @@ from parallel_runs import (
     joined,
     observed,
     predicted,
+    routed,
     spec_of,
     trained,
     worst,
@@ -56,13 +57,13 @@ def decoder_of(spec: RunSpec) -> Decoder:
 
 def expert_runs(rank: int, specs: list[RunSpec]) -> list[dict[int, Gradients]]:
     """The checked gradients of each run on this rank, its own experts alone."""
-    return [_expert_run(rank, spec) for spec in specs]
+    world = World(specs[0], CPU)
+    return [_expert_run(rank, world, spec) for spec in specs]
 
 
-def _expert_run(rank: int, spec: RunSpec) -> dict[int, Gradients]:
+def _expert_run(rank: int, world: World, spec: RunSpec) -> dict[int, Gradients]:
     ranks, ep = spec.plan["dp_shard"], spec.plan["ep"]
     decoder = decoder_of(spec)
-    world = World(spec, CPU)
     parallelize_experts(decoder, world, spec)
     wrapped(decoder, spec)
     copies = world.expert_replica_mesh.get_group() if ranks > ep else None
@@ -75,7 +76,7 @@ def _expert_run(rank: int, spec: RunSpec) -> dict[int, Gradients]:
         """Of experts too the sum over all tokens is divided by all ranks: most of it came with the tokens."""
         for name, parameter in decoder.named_parameters():
             assert parameter.grad is not None
-            if ".*." not in name:
+            if not routed(name):
                 dist.all_reduce(parameter.grad)
             elif copies is not None:
                 dist.all_reduce(parameter.grad, group=copies)
@@ -101,7 +102,7 @@ def test_every_gradient_is_that_of_a_single_process(ranks: int, ep: int, models:
 
 
 def _check_who_gets_nothing(found: Gradients) -> None:
-    stacks = [gradient for name, gradient in found.items() if ".*." in name]
+    stacks = [gradient for name, gradient in found.items() if routed(name)]
     assert len(stacks) == 6
     for gradient in stacks:
         assert gradient[1:5].any(axis=(1, 2)).all()
@@ -112,8 +113,8 @@ def _check_who_gets_nothing(found: Gradients) -> None:
 def exchanges(rank: int, specs: list[RunSpec]) -> list[list[Call]]:
     """The collectives of each run's step."""
     found: list[list[Call]] = []
+    world = World(specs[0], CPU)
     for spec in specs:
-        world = World(spec, CPU)
         decoder = decoder_of(spec)
         parallelize_experts(decoder, world, spec)
         batch = partial(_own_batch, rank, spec)

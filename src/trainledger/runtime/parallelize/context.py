@@ -15,12 +15,12 @@ from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 # private: the public context_parallel() fails on CPU, and nothing else offers the template
 from torch.distributed.tensor.experimental._context_parallel import _attention as template
 
 from trainledger.errors import Refused
+from trainledger.runtime.model import Decoder
 from trainledger.runtime.model.attention import Attention
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.world import World
@@ -134,28 +134,29 @@ class Ring:
         return cast("torch.Tensor", _RingAttention.apply(q, k, v, self))
 
 
-def parallelize_context(decoder: nn.Module, world: World, spec: RunSpec) -> None:
-    """Let every attention layer see the keys of all ranks of its sequence."""
+def parallelize_context(decoder: Decoder, world: World, spec: RunSpec) -> None:
+    """Let every attention layer see the keys of all ranks of its sequence, and tell the decoder how long that is."""
     group = world.group("cp")
     if group is None:
         return
     _check(decoder, world, spec)
+    decoder.length = spec.seq
     for module in decoder.modules():
         if isinstance(module, Attention):
             module.attend = Ring(group, spec.cp_comm, module.rule.scale)
 
 
-def _check(decoder: nn.Module, world: World, spec: RunSpec) -> None:
+def _check(decoder: Decoder, world: World, spec: RunSpec) -> None:
     """Refuse what a ring cannot do: its template knows no mask but the causal one, and only flash kernels."""
     cp, model = spec.plan["cp"], spec.model
     if world.device.type == "cuda" and spec.precision == "fp32":
         raise Refused("cp-flash", f"cp={cp} runs on flash kernels, which have no fp32 on CUDA; use --precision bf16")
     for name, module in decoder.named_modules():
-        if isinstance(module, Attention) and not module.plain:
+        if isinstance(module, Attention) and not module.plain_up_to(spec.seq):
             raise Refused(
                 "cp-causal",
                 f"cp={cp} sends keys round a ring that knows no mask but the causal one, and {name} of {model.name} "
-                "has a window, a soft cap, sinks or ALiBi; use --cp 1",
+                f"has a window below --seq {spec.seq}, a soft cap, sinks or ALiBi; use --cp 1",
             )
 
 

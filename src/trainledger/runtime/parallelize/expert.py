@@ -7,13 +7,15 @@ gives the collective. [torch: distributed/_functional_collectives.py]
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd, wait_tensor
 
-from trainledger.runtime.model.moe import Experts, Moe
+from trainledger.runtime.model.moe import Experts, Moe, visited
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.world import World
 
@@ -59,16 +61,8 @@ class Exchange:
 
     def __call__(self, experts: Experts, rows: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Rows [T, H], weights and chosen experts [T, k] to the weighted sums [T, H]."""
-        visits = chosen.flatten()
-        order = visits.argsort(stable=True)
-        tokens = order // chosen.shape[1]
-        counts = visits.new_zeros(self.ranks * self.held).scatter_add(0, visits, torch.ones_like(visits))
-        weight = weights.flatten()[order, None]
-        if experts.rule.scale_input:
-            given = self.visit(experts, rows[tokens] * weight, counts)
-        else:
-            given = self.visit(experts, rows[tokens], counts) * weight
-        return torch.zeros_like(rows).index_add(0, tokens, given)
+        run, count = partial(self.visit, experts), self.ranks * self.held
+        return visited(run, count, rows, weights, chosen, scale_input=experts.rule.scale_input)
 
     def visit(self, experts: Experts, rows: Tensor, counts: Tensor) -> Tensor:
         """Rows [N, H], sorted by expert, to what their experts make of them; `counts` says how many rows are whose."""
