@@ -20,7 +20,7 @@ from trainledger.facts.families import model_from_config
 from trainledger.facts.model import Model
 from trainledger.facts.model_load import load_with_config
 from trainledger.facts.workload import Workload
-from trainledger.plans.split import layers_per_chunk
+from trainledger.plans.split import layers_of, layers_per_chunk
 from trainledger.runtime.model import Decoder, build_decoder, init_weights
 from trainledger.runtime.observe.clock import Clock
 from trainledger.runtime.observe.collectives import CollectiveCounter
@@ -270,11 +270,10 @@ def _observed(spec: RunSpec, stage: int, stages: int) -> tuple[Call, ...]:
 
 def _stage(spec: RunSpec, world: World, stage: int, stages: int) -> Decoder:
     per_stage = layers_per_chunk(spec.model.num_layers, stages, "front")
-    start = sum(per_stage[:stage])
     decoder = build_decoder(
         spec.model,
         spec.config,
-        layers=range(start, start + per_stage[stage]),
+        layers=layers_of(stage, per_stage),
         first=stage == 0,
         last=stage == stages - 1,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import accumulate
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from trainledger.inventory.tensors import LocalShapes, TensorTable
 from trainledger.plans import partition
 from trainledger.plans.plan import Plans
 from trainledger.plans.ranks import Place, place_of
-from trainledger.plans.split import layers_per_chunk
+from trainledger.plans.split import chunks_of, layers_of, layers_per_chunk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,9 +82,9 @@ class RankShares:
         self.apart = bool(experts_apart(plans)[0])
 
     @cached_property
-    def chunks(self) -> list[int]:
-        """The virtual stages of this rank: chunk c runs on pipeline rank c mod pp."""
-        return [self.place.pp + self.plan["pp"] * turn for turn in range(self.plan["vpp"])]
+    def chunks(self) -> range:
+        """The chunks (virtual stages) of this rank."""
+        return chunks_of(self.place.pp, self.plan["pp"], self.plan["vpp"])
 
     @cached_property
     def layers(self) -> list[int]:
@@ -95,8 +94,7 @@ class RankShares:
         per_chunk = layers_per_chunk(
             setting.model.num_layers, chunks, setting.profile.split, setting.scenario.pp_layout
         )
-        ends = list(accumulate(per_chunk))
-        return [layer for chunk in self.chunks for layer in range(ends[chunk] - per_chunk[chunk], ends[chunk])]
+        return [layer for chunk in self.chunks for layer in layers_of(chunk, per_chunk)]
 
     @property
     def first(self) -> bool:

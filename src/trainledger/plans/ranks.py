@@ -80,6 +80,19 @@ _SHARED: dict[str, Callable[[Place, int], object]] = {
 """What the ranks of a group have in common, from the place of one and the number of pipeline stages."""
 
 
+def groups_of(plan: Mapping[str, int], group: str) -> tuple[tuple[int, ...], ...]:
+    """Every group of this name: the ranks in each.
+
+    >>> plan = {"pp": 1, "dp_replicate": 1, "dp_shard": 4, "cp": 1, "tp": 1, "ep": 2}
+    >>> groups_of(plan, "ep"), groups_of(plan, "world")
+    (((0, 1), (2, 3)), ((0, 1, 2, 3),))
+    """
+    shared, parts = _SHARED[group], dict[object, list[int]]()
+    for rank in range(world_size(plan)):
+        parts.setdefault(shared(place_of(plan, rank), plan["pp"]), []).append(rank)
+    return tuple(map(tuple, parts.values()))
+
+
 def peers_of(plan: Mapping[str, int], group: str, rank: int) -> tuple[int, ...]:
     """The ranks of the group of this name that `rank` is in.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainledger.errors import Refused
 
 
@@ -31,6 +33,25 @@ def layers_per_chunk(num_layers: int, chunks: int, split: str, layout: tuple[int
     counts[0] -= ends
     counts[-1] -= ends
     return tuple(counts)
+
+
+def chunks_of(pp_stage: int, pp: int, vpp: int) -> range:
+    """The chunks (virtual stages) of one pipeline stage, in order: chunk c runs on stage c mod pp.
+
+    >>> list(chunks_of(1, pp=4, vpp=2))
+    [1, 5]
+    """
+    return range(pp_stage, pp * vpp, pp)
+
+
+def layers_of(chunk: int, per_chunk: Sequence[int]) -> range:
+    """The layers of a chunk, by their index in the model.
+
+    >>> list(layers_of(1, (3, 3, 2)))
+    [3, 4, 5]
+    """
+    start = sum(per_chunk[:chunk])
+    return range(start, start + per_chunk[chunk])
 
 
 def layout_fault(num_layers: int, chunks: int, layout: tuple[int, ...]) -> str:

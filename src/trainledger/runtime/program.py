@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from trainledger.plans.split import layers_per_chunk
+from trainledger.plans.split import chunks_of, layers_of, layers_per_chunk
 from trainledger.runtime.batch import Batch, local_batches
 from trainledger.runtime.model import Decoder, build_decoder, init_weights
 from trainledger.runtime.optimize import build_optimizer, clip_gradients, cut_by
@@ -38,23 +38,18 @@ class Program:
         self.kept: list[torch.Tensor] = []
         self.sums_norm = True
         self.data = DataParallel(spec, world, self.watch)
-        self.decoders = [self._cut(self._decoder(chunk)) for chunk in self._chunks()]
+        chunks = chunks_of(world.place.pp, spec.plan["pp"], spec.plan["vpp"])
+        self.decoders = [self._cut(self._decoder(chunk)) for chunk in chunks]
         self.modules = [self.data.wrap(decoder) for decoder in self.decoders]
         self.pipeline = self._pipeline() if spec.plan["pp"] > 1 else None
         self.parameters: list[Kept] = [kept for module in self.modules for kept in kept_parameters(module)]
         self.optimizer = build_optimizer((kept.parameter for kept in self.parameters), spec)
 
-    def _chunks(self) -> list[int]:
-        """The virtual stages of this rank: chunk c runs on pipeline rank c mod pp."""
-        pp = self.spec.plan["pp"]
-        return [self.world.place.pp + pp * turn for turn in range(self.spec.plan["vpp"])]
-
     def _decoder(self, chunk: int) -> Decoder:
         spec = self.spec
         chunks = spec.plan["pp"] * spec.plan["vpp"]
         per_chunk = layers_per_chunk(spec.model.num_layers, chunks, "front", spec.pp_layout)
-        start = sum(per_chunk[:chunk])
-        layers = range(start, start + per_chunk[chunk])
+        layers = layers_of(chunk, per_chunk)
         with self.world.device:
             decoder = build_decoder(spec.model, spec.config, layers=layers, first=chunk == 0, last=chunk == chunks - 1)
         init_weights(decoder, spec.seed)
@@ -158,7 +153,7 @@ class Program:
         if self.spec.plan["tp"] > 1:
             reduce_partial_gradients(*self.decoders)
         if (group := self.world.group("embedding")) is not None:
-            reduce_tied_embedding(self.decoders, self.spec.model, group)
+            reduce_tied_embedding(self.decoders, self._embedding_names, group)
 
     def _clip(self) -> float:
         """Scale gradients down to the limit; the norm before."""
@@ -172,7 +167,7 @@ class Program:
         """How many ranks of the job hold the part of a parameter that this one holds."""
         plan = self.spec.plan
         expert = plan["ep"] > 1 and ".*." in kept.name
-        averaging = self.world.dp // plan["ep"] if expert else self.world.dp
+        averaging = self.world.num_averaging // (plan["ep"] if expert else 1)
         copies = averaging if plan["zero_stage"] == 0 else plan["dp_replicate"]
         if not cut_by(kept.parameter, "tp"):
             copies *= plan["tp"]
@@ -181,4 +176,5 @@ class Program:
 
     @property
     def _embedding_names(self) -> set[str]:
+        """The table of tokens, which both ends of a pipeline hold where it is tied."""
         return {tensor.name for tensor in self.spec.model.embedding if tensor.role == "embedding"}

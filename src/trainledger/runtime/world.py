@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -10,26 +9,20 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainledger.errors import BadInput
-from trainledger.plans.ranks import Place, place_of, world_size
+from trainledger.plans.ranks import groups_of, peers_of, place_of, world_size
 from trainledger.runtime.spec import RunSpec
-
-Key = Callable[[Place], tuple[int, ...]]
-
-_GROUPS: dict[str, Key] = {
-    "cp": lambda at: (at.pp, at.dp_replicate, at.dp_shard, at.tp),
-    "ep": lambda at: (at.pp, at.dp_replicate, at.expert, at.tp),
-}
-"""What the ranks of a group have in common, where no axis of the mesh is that group."""
 
 
 class World:
     """The default process group cut along every axis of a plan; needs an initialised process group.
 
-    mesh   axes pp, dp_replicate, dp_shard (here dp_shard x cp: the ranks that divide dense states) and tp
+    plan        the row of a Plans
+    place       where this rank stands
+    mesh        axes pp, dp_replicate, dp_shard (here dp_shard x cp: the ranks that divide dense states) and tp
     shard_mesh  what FSDP2 shards dense units over: dp_shard, with replicas (dp_replicate, dp_shard)
     tp_mesh     the axis tp
     rank_maps   the tensors that meshes keep, by what they are called in the ledger
-    names  torch's name of each group to the ledger's
+    names       torch's name of each group to the ledger's
     """
 
     def __init__(self, spec: RunSpec, device: torch.device) -> None:
@@ -44,7 +37,6 @@ class World:
         self.place = place_of(plan, dist.get_rank())
         shape = (plan["pp"], plan["dp_replicate"], plan["dp_shard"] * plan["cp"], plan["tp"])
         self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp"))
-        self._places = [place_of(plan, rank) for rank in range(world_size(plan))]
         self._groups = self._made(tied=spec.model.tied)
         self.tp_mesh = self.mesh["tp"]
         experts = self.expert_mesh
@@ -57,13 +49,13 @@ class World:
 
     def _made(self, *, tied: bool) -> dict[str, dist.ProcessGroup]:
         # The mesh takes the default group for an axis that spans the job, so the job has one of its own.
-        groups = {"world": self._new("world", lambda _: ())} if dist.get_world_size() > 1 else {}
+        groups = {"world": self._new("world")} if dist.get_world_size() > 1 else {}
         for axis, size in zip(self.mesh.mesh_dim_names or (), self.mesh.shape, strict=True):
             if size > 1:
                 groups[axis] = self.mesh.get_group(axis)
-        groups |= {name: self._new(name, key) for name, key in _GROUPS.items() if self.plan[name] > 1}
+        groups |= {name: self._new(name) for name in ("cp", "ep") if self.plan[name] > 1}
         if tied and self.plan["pp"] > 1:
-            groups["embedding"] = self._new("embedding", _ends(self.plan["pp"]))
+            groups["embedding"] = self._new("embedding")
         return groups
 
     def _data_names(self) -> dict[str, str]:
@@ -79,18 +71,15 @@ class World:
                 meshes |= {axis: experts[axis] for axis in ("dp_replicate", "expert_dp_shard")}
         return {mesh.get_group(0).group_name: name for name, mesh in meshes.items() if mesh.size() > 1}
 
-    def _new(self, name: str, key: Key) -> dist.ProcessGroup:
-        """The group of this rank among those that `key` parts all ranks into; every rank must make all of them."""
-        parts: dict[tuple[int, ...], list[int]] = {}
-        for at in self._places:
-            parts.setdefault(key(at), []).append(at.rank)
-        made = {tuple(ranks): dist.new_group(ranks, group_desc=name) for ranks in parts.values()}
-        own = made[tuple(parts[key(self.place)])]
+    def _new(self, name: str) -> dist.ProcessGroup:
+        """The group of this rank among all of a name, where no axis of the mesh is that group; every rank makes all."""
+        made = {ranks: dist.new_group(list(ranks), group_desc=name) for ranks in groups_of(self.plan, name)}
+        own = made[peers_of(self.plan, name, self.place.rank)]
         assert isinstance(own, dist.ProcessGroup)
         return own
 
     @property
-    def dp(self) -> int:
+    def num_averaging(self) -> int:
         """Ranks over which dense gradients are averaged: dp x cp."""
         return self.plan["dp_replicate"] * self.plan["dp_shard"] * self.plan["cp"]
 
@@ -131,8 +120,3 @@ class World:
         if 1 in self.expert_mesh.shape:
             return self.expert_mesh["expert_dp_shard" if self.expert_mesh.size(0) == 1 else "dp_replicate"]
         return self.expert_mesh._flatten("expert_dp")
-
-
-def _ends(pp: int) -> Key:
-    """The first and the last pipeline stage share a group; each rank between them has one of its own."""
-    return lambda at: (0 if at.pp in {0, pp - 1} else 1 + at.pp, at.dp_replicate, at.dense, at.tp)

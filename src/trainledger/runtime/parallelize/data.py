@@ -68,8 +68,8 @@ class DataParallel:
         self.zero_stage = spec.plan["zero_stage"]
         plan = spec.plan
         pure = plan["tp"] == plan["pp"] == plan["cp"] == plan["ep"] == 1
-        self.ddp = self.zero_stage == 0 and pure and spec.precision == "fp32" and world.dp > 1
-        self.by_unit = not self.ddp and (world.dp > 1 or spec.precision != "fp32")
+        self.ddp = self.zero_stage == 0 and pure and spec.precision == "fp32" and world.num_averaging > 1
+        self.by_unit = not self.ddp and (world.num_averaging > 1 or spec.precision != "fp32")
         self._wrapped: list[nn.Module] = []
 
     def wrap(self, decoder: Decoder) -> nn.Module:
@@ -104,7 +104,7 @@ class DataParallel:
                 self._wrap_one([experts], expert=True)
                 # every token of the job counts once, on whichever rank its expert lives
                 assert isinstance(experts, FSDPModule)
-                experts.set_gradient_divide_factor(float(self.world.dp))
+                experts.set_gradient_divide_factor(float(self.world.num_averaging))
                 # gloo has no reduction that scales as it sums; FSDP2 that scales by itself divides twice over one rank
                 experts.set_force_sum_reduction_for_comms(
                     self.zero_stage > 0 and self.world.expert_shard_mesh.size(-1) > 1

@@ -11,7 +11,7 @@ that out is left out, in the first step too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
 from torch.distributed.fsdp import FSDPModule
 
-from trainledger.facts.model import Model
+from trainledger.plans.split import chunks_of
 from trainledger.runtime.observe.tensors import local_part
 from trainledger.runtime.parallelize.schedules import Loss, Stage, build_schedule
 from trainledger.runtime.spec import RunSpec
@@ -33,7 +33,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class Pipeline:
     """The virtual stages of one rank and their schedule.
 
-    decoders    this rank's stages in order, cut and wrapped: chunk c of pp x vpp runs on pipeline rank c mod pp
+    decoders    this rank's stages in order, cut and wrapped
     loss        (logits of a micro-batch, its labels) to the mean over its tokens
     positions   [tokens of this rank]: where they stand in the sequence, which only the first stage could count
     """
@@ -50,7 +50,7 @@ class Pipeline:
         self._is_first = world.place.pp == 0
         self._is_last = world.place.pp == plan["pp"] - 1
         self.positions = positions
-        chunks = range(world.place.pp, plan["pp"] * plan["vpp"], plan["pp"])
+        chunks = chunks_of(world.place.pp, plan["pp"], plan["vpp"])
         self._stages = [_stage(*pair, spec, world) for pair in zip(decoders, chunks, strict=True)]
         batches = plan["num_microbatches"]
 
@@ -121,12 +121,13 @@ def _keep_gathered(decoder: nn.Module) -> None:
         decoder.set_reshard_after_forward(False)
 
 
-def reduce_tied_embedding(decoders: Sequence[nn.Module], model: Model, group: dist.ProcessGroup) -> None:
+def reduce_tied_embedding(decoders: Sequence[nn.Module], names: Container[str], group: dist.ProcessGroup) -> None:
     """Sum the gradient of the embedding that the first and the last stage both hold, each rank its own part of it.
+
+    names  of its parameters
 
     To be called once per step, when gradients are reduced over data-parallel ranks. A stage between has nothing to sum.
     """
-    names = {tensor.name for tensor in model.embedding if tensor.role == "embedding"}
     for decoder in decoders:
         for name, parameter in decoder.named_parameters():
             if plain_name(name) in names and parameter.grad is not None:
