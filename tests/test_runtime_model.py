@@ -294,7 +294,7 @@ def test_attend_sees_grouped_heads_and_may_be_replaced() -> None:
     shapes: list[list[torch.Size]] = []
     block = decoder.get_submodule(decoder.block_paths[0])
     attention: Any = block.get_submodule("self_attn")
-    assert attention.plain
+    assert attention.plain_up_to(LENGTH)
     own = attention.attend
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -308,7 +308,6 @@ def test_attend_sees_grouped_heads_and_may_be_replaced() -> None:
 
 def test_a_layer_says_when_it_is_more_than_causal_attention() -> None:
     attention: Any = decoder_of("mistral").get_submodule("model.layers.0.self_attn")
-    assert not attention.plain
     assert attention.plain_up_to(5)
     assert not attention.plain_up_to(6)
     for case, path in (("bloom", "transformer.h.0.self_attention"), ("gpt_oss", "model.layers.1.self_attn")):

@@ -7,7 +7,7 @@ a run is observed. What has no exact prediction (saved activations, the buffers 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from trainledger.account.flop import flop_of
 from trainledger.account.own import Cut, Part, RankShares
 from trainledger.account.states import alive_at, plan_mask
 from trainledger.account.traffic import all_traffic
-from trainledger.account.traffic.collectives import Collective
+from trainledger.account.traffic.collectives import Collective, Routed
 from trainledger.account.traffic.tensor import WHOLE_TENSORS, partial_tensors
 from trainledger.arrays import ints
 from trainledger.dtypes import kept_bytes
@@ -55,7 +55,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     in_bytes: int
     out_bytes: int
-    routed: Literal["", "in", "out"] = ""
+    routed: Routed = ""
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

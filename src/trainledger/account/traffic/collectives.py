@@ -10,7 +10,8 @@ import numpy as np
 from trainledger.arrays import FloatArray, IntArray
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv"]
-Side = Literal["", "in", "out"]
+Routed = Literal["", "in", "out"]
+"""Which side of a collective the routing of tokens decides."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Collective:
     count: IntArray
     total: IntArray
     cite: str = ""
-    routed: Side = ""
+    routed: Routed = ""
     hop: bool = False
 
     @property
@@ -80,7 +81,7 @@ def summed(
     total: IntArray,
     cite: str = "",
     *,
-    routed: Side = "",
+    routed: Routed = "",
     hop: bool = False,
 ) -> Collective:
     """A Collective whose calls, which may differ in size, move `total` bytes together on the whole side.

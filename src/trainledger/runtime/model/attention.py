@@ -18,7 +18,7 @@ class Attention(nn.Module):
     """Projections, norms, positions, `attend`, output projection; its children are grafted by the block.
 
     attend      q [B, H, S, D], k and v [B, KV, S, D] (and a mask, where the layer needs one) to [B, H, S, D]; context
-                parallelism replaces it, and must refuse a layer whose `plain` is false
+                parallelism replaces it, and must refuse a layer that is not `plain_up_to` its sequence
     first_head  which of the model's heads is the first here; tensor parallelism sets it where ALiBi is used
     """
 
@@ -28,15 +28,13 @@ class Attention(nn.Module):
         self.first_head = 0
         self.attend: Attend = functools.partial(fused, scale=rule.scale)
 
-    @property
-    def plain(self) -> bool:
-        """Whether causal attention over all keys is everything that this layer does, whatever the length."""
-        return self.plain_up_to(None)
+    def plain_up_to(self, length: int) -> bool:
+        """Whether causal attention over all keys is everything that this layer does in sequences of this length.
 
-    def plain_up_to(self, length: int | None) -> bool:
-        """Whether it is so in sequences of this length: a window that holds them all forbids nothing. None: any."""
+        A window that holds them all forbids nothing.
+        """
         rule = self.rule
-        open_window = rule.window is None or (length is not None and length <= rule.window)
+        open_window = rule.window is None or length <= rule.window
         return open_window and rule.softcap is None and not rule.sinks and not rule.alibi
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:

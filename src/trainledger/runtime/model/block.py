@@ -49,12 +49,6 @@ class Block(nn.Module):
             raise AttributeError(self.attention_path)  # not grafted yet, and nn.Module asks whether the name is free
         return cast("Attention", found)
 
-    @property
-    def moe(self) -> Moe | None:
-        """The routed network; None in a dense layer."""
-        rule = self.network_rule
-        return cast("Moe", self._modules.get(rule.path)) if isinstance(rule, MoeRule) else None
-
     def _norm_names(self) -> Sequence[str]:
         rule = self.rule
         names = (rule.before_attention, rule.after_attention, rule.before_network, rule.after_network)

@@ -103,16 +103,11 @@ def graft(root: nn.Module, parts: Mapping[str, Leaf], containers: Mapping[str, n
             walked = f"{walked}.{name}" if walked else name
             if name not in at._modules:  # pyright: ignore[reportPrivateUsage]  # names such as "*" have no accessor
                 at.add_module(name, containers.get(walked) or nn.Module())
-            at = child(at, name)
+            at = at.get_submodule(name)
         if isinstance(leaf, nn.Parameter):
             at.register_parameter(last, leaf)
         else:
             at.add_module(last, leaf)
-
-
-def child(module: nn.Module, name: str) -> nn.Module:
-    """The direct or deeper submodule of this name."""
-    return module.get_submodule(name)
 
 
 def weight_of(module: nn.Module, name: str) -> torch.Tensor:

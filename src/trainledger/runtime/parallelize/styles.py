@@ -88,7 +88,7 @@ def _moved(given: Tensor, mesh: DeviceMesh, way: Way) -> Tensor:
     return DTensor.from_local(given, mesh, [before], run_check=False).redistribute(placements=[after]).to_local()
 
 
-class Place(NamedTuple):
+class Spot(NamedTuple):
     """A parameter by its module and name; `shared`: every rank adds an equal share of it to a sum."""
 
     module: nn.Module
@@ -99,27 +99,27 @@ class Place(NamedTuple):
 class Local(ParallelStyle):
     """A module that computes on this rank's part of its parameters; arguments as of OnLocalParts."""
 
-    def __init__(self, places: Iterable[Place], partial: Iterable[str]) -> None:
-        self._places = tuple(places)
+    def __init__(self, spots: Iterable[Spot], partial: Iterable[str]) -> None:
+        self._spots = tuple(spots)
         self._partial = tuple(partial)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        module.forward = OnLocalParts(module.forward, device_mesh, self._places, self._partial)
+        module.forward = OnLocalParts(module.forward, device_mesh, self._spots, self._partial)
         return module
 
 
 class OnLocalParts:
     """A module's forward with this rank's part of each parameter in its place while it runs.
 
-    places    every parameter that the forward reads, here or in a module below
+    spots     every parameter that the forward reads, here or in a module below
     partial   names, below the module, of parameters whose gradient is a sum over the ranks
     """
 
     def __init__(
-        self, forward: Callable[..., object], mesh: DeviceMesh, places: tuple[Place, ...], partial: tuple[str, ...]
+        self, forward: Callable[..., object], mesh: DeviceMesh, spots: tuple[Spot, ...], partial: tuple[str, ...]
     ) -> None:
         self._forward = forward
-        self._places = places
+        self._spots = spots
         self.mesh = mesh
         self.partial = partial
 
@@ -132,7 +132,7 @@ class OnLocalParts:
     def _swapped(self) -> Generator[None]:
         """FSDP2 puts other tensors under the same names from one call to the next, so they are looked up each time."""
         # the dictionary of a module takes tensors that are no parameters, which its attributes do not
-        held = [(place.module._parameters, place.name, place.shared) for place in self._places]
+        held = [(spot.module._parameters, spot.name, spot.shared) for spot in self._spots]
         before = [parameters[name] for parameters, name, _ in held]
         for (parameters, name, shared), parameter in zip(held, before, strict=True):
             assert isinstance(parameter, DTensor)

@@ -39,7 +39,7 @@ from trainledger.runtime.model.decoder import Decoder
 from trainledger.runtime.model.semantics import MlpRule, MoeRule
 from trainledger.runtime.model.tree import star
 from trainledger.runtime.observe.tensors import local_part
-from trainledger.runtime.parallelize.styles import Enter, Leave, Local, OnLocalParts, OwnPositions, OwnRows, Place
+from trainledger.runtime.parallelize.styles import Enter, Leave, Local, OnLocalParts, OwnPositions, OwnRows, Spot
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.tensors import kept_parameters, plain_name
 
@@ -207,20 +207,20 @@ class _Plan:
         own = [name for name, _ in module.named_parameters(recurse=False)]
         if own:
             partial = () if self._outside == Replicate() else own
-            self._apply(module, Local([Place(module, name) for name in own], partial))
+            self._apply(module, Local([Spot(module, name) for name in own], partial))
 
     def _local(self, region: nn.Module) -> Local:
         """A region's own part of everything below it."""
-        places: list[Place] = []
+        spots: list[Spot] = []
         partial: list[str] = []
         for path, module in region.named_modules():
             for name, _ in module.named_parameters(recurse=False):
                 below = f"{path}.{name}" if path else name
                 shared = self._shared_bias(f"{self._paths[module]}.{name}")
-                places.append(Place(module, name, shared=shared))
+                spots.append(Spot(module, name, shared=shared))
                 if not shared and self._whole(f"{self._paths[module]}.{name}"):
                     partial.append(below)
-        return Local(places, partial)
+        return Local(spots, partial)
 
     def _whole(self, name: str) -> bool:
         """Whether every rank holds all of a parameter; the output layer of a tied model has the table's fact."""
