@@ -22,9 +22,10 @@ import msgspec
 from proofs.cells import Cell, every
 from proofs.prove import proven
 from proofs.record import RECORDED, RESULTS, Record, Result, code_digest, here, load, store
-from proofs.screen import Heard, Screen, expected_s, screen, span, told
+from proofs.screen import Screen, expected_s, screen, span, told
+from trainledger.runtime.progress import Progress
 
-Prover = Callable[[Cell, str, Heard | None], Result]
+Prover = Callable[[Cell, str, Progress | None], Result]
 """Proves a cell with the code of a digest, and says how far it is."""
 
 INTERRUPTED = 130

@@ -14,8 +14,9 @@ from trainledger.plans.plan import Scenario, make_plans
 from trainledger.plans.ranks import world_size
 from trainledger.plans.setting import make_setting
 from trainledger.runtime.observe.observation import Call, Held, Observation
+from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
-from trainledger.service.prove_launch import How, Progress
+from trainledger.service.prove_launch import How
 
 Spoil = Callable[[Observation], Observation]
 REPORTED = Line(id="held/peak/allocated", amount=4096, unit="B", basis="exact")

@@ -23,9 +23,10 @@ from trainledger.rules import REFUSALS, RUNTIME, violations
 from trainledger.runtime.model.read import READERS, read_semantics
 from trainledger.runtime.observe.observation import Observation
 from trainledger.runtime.parallelize import tensor
+from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
 from trainledger.service import prove
-from trainledger.service.prove_launch import How, Progress, launch
+from trainledger.service.prove_launch import How, launch
 from trainledger.service.prove_plan import planned
 from trainledger.service.shrink import shrink
 

@@ -14,9 +14,10 @@ from proofs.cells import FAULTS, Cell
 from proofs.record import ROOT, Result
 from trainledger.reconcile.verdict import Item, Verdict
 from trainledger.runtime.observe.observation import Observation
+from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
 from trainledger.service import prove
-from trainledger.service.prove_launch import How, Progress, launch
+from trainledger.service.prove_launch import How, launch
 from trainledger.service.prove_plan import planned
 
 MOST_NAMED = 5

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
 from proofs.cells import Cell
 from proofs.record import Result
-
-Heard = Callable[[int, int, str], None]
+from trainledger.runtime.progress import Progress
 
 
 class Screen(Protocol):
@@ -20,7 +19,7 @@ class Screen(Protocol):
         """Say one thing for good."""
         ...
 
-    def cell(self, text: str) -> Heard:
+    def cell(self, text: str) -> Progress:
         """Say what runs now; what it gives back is told how far that is."""
         ...
 
@@ -32,7 +31,7 @@ class Plain:
         """Print it at once."""
         print(text, flush=True)
 
-    def cell(self, text: str) -> Heard:
+    def cell(self, text: str) -> Progress:
         """Nothing: a line follows when the cell is done."""
         del text
         return lambda _done, _total, _text: None
@@ -44,10 +43,11 @@ def screen(total: int) -> Generator[Screen]:
     if not sys.stdout.isatty():
         yield Plain()
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
 
     columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, transient=True) as bar:
+    with Bars(*columns, transient=True) as bar:
         task = bar.add_task("", total=total)
 
         class Terminal:
@@ -56,7 +56,7 @@ def screen(total: int) -> Generator[Screen]:
             def line(self, text: str) -> None:
                 bar.console.print(text, markup=False, highlight=False)
 
-            def cell(self, text: str) -> Heard:
+            def cell(self, text: str) -> Progress:
                 bar.update(task, description=text, completed=self.started)
                 self.started += 1
 

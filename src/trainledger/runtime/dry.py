@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.plans.ranks import world_size
 from trainledger.runtime.observe.observation import Observation
-from trainledger.runtime.run import Progress, run
+from trainledger.runtime.progress import Progress
+from trainledger.runtime.run import run
 from trainledger.runtime.spec import RunSpec
 
 
@@ -42,8 +43,8 @@ def _real_meshes() -> Generator[None]:
         with unset_fake_temporarily(), _disable_current_modes(), torch.device("cpu"):
             return joined(meshes)
 
-    DeviceMesh._concatenate = staticmethod(outside)  # pyright: ignore[reportAttributeAccessIssue]
+    DeviceMesh._concatenate = staticmethod(outside)  # pyright: ignore[reportAttributeAccessIssue]  # for a while
     try:
         yield
     finally:
-        DeviceMesh._concatenate = staticmethod(joined)  # pyright: ignore[reportAttributeAccessIssue]
+        DeviceMesh._concatenate = staticmethod(joined)  # pyright: ignore[reportAttributeAccessIssue]  # as it was

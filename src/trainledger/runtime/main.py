@@ -23,8 +23,9 @@ import msgspec
 from trainledger.errors import BadInput
 from trainledger.runtime.launch.environment import one_machine
 from trainledger.runtime.launch.failure import failure_of
-from trainledger.runtime.launch.rank import ORPHANED, Progress
+from trainledger.runtime.launch.rank import ORPHANED
 from trainledger.runtime.observe.observation import Observation
+from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
 
 ECHO_S = 1.0

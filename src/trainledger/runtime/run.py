@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -13,11 +12,9 @@ from trainledger.runtime.faults import FAULTS
 from trainledger.runtime.observe.observation import Observation
 from trainledger.runtime.observe.observer import Observer
 from trainledger.runtime.program import Program
+from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.world import World
-
-Progress = Callable[[int, int, str], None]
-"""Called with (steps done, steps in all, what comes next)."""
 
 
 def run(spec: RunSpec, progress: Progress, *, fake: FakeTensorMode | None = None) -> Observation:

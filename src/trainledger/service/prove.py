@@ -22,10 +22,11 @@ from trainledger.profiles import covers
 from trainledger.reconcile.proof import proof
 from trainledger.reconcile.verdict import Proof, Unexplained, Verdict
 from trainledger.runtime.observe.observation import Observation
+from trainledger.runtime.progress import Progress
 from trainledger.service.common import Note, notes
 from trainledger.service.ledger import Engine, PlanDegrees, engine_of
 from trainledger.service.limits import between
-from trainledger.service.prove_launch import FORKED_BYTES, STARTED_BYTES, How, Progress, Runner, launch
+from trainledger.service.prove_launch import FORKED_BYTES, STARTED_BYTES, How, Runner, launch
 from trainledger.service.prove_plan import Planned, planned
 from trainledger.service.prove_request import Request
 from trainledger.service.shrink import RULE, Change

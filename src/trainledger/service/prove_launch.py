@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from trainledger.runtime.observe.observation import Observation
+from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
 
 FORKED_BYTES = 128 << 20
@@ -15,9 +16,6 @@ FORKED_BYTES = 128 << 20
 its share (Pss of /proc/self/smaps_rollup) with torch 2.13.0 on CPU."""
 STARTED_BYTES = 512 << 20
 """The same of a rank that imports torch for itself: assumed, and above the 280 MiB that were resident (Rss)."""
-
-Progress = Callable[[int, int, str], None]
-"""Called with how many are done, of how many, and of what."""
 
 
 class How(msgspec.Struct, frozen=True, kw_only=True):

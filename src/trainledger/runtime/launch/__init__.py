@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainledger.runtime.launch.rank import Progress
     from trainledger.runtime.observe.observation import Observation
+    from trainledger.runtime.progress import Progress
     from trainledger.runtime.spec import RunSpec
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from trainledger.runtime.launch.fork import run_forked
-from trainledger.runtime.launch.rank import Progress, report
+from trainledger.runtime.launch.rank import report
 from trainledger.runtime.observe.observation import Observation
+from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
 
 

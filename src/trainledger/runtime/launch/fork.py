@@ -18,10 +18,11 @@ from multiprocessing.util import get_temp_dir
 from typing import TypeVar, TypeVarTuple
 
 from trainledger.runtime.launch.failure import RankFailed
-from trainledger.runtime.launch.rank import Progress, Seat, report, serve
+from trainledger.runtime.launch.rank import Seat, report, serve
 from trainledger.runtime.launch.watch import Member, dismiss, end, gather
+from trainledger.runtime.progress import Progress
 
-__all__ = ["Progress", "RankFailed", "report", "run_forked"]
+__all__ = ["RankFailed", "report", "run_forked"]
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")

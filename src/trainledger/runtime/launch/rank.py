@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,9 +22,6 @@ import msgspec
 
 from trainledger.runtime.launch.environment import QUIET, one_machine
 from trainledger.runtime.launch.failure import failure_of
-
-Progress = Callable[[int, int, str], None]
-"""Called with how many are done, of how many, and of what."""
 
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a rank write into its log where it is; the handler is faulthandler's, so a blocked rank obeys as well."""
@@ -121,7 +117,7 @@ def _keep_output(seat: Seat) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a rank's streams are files
 
 
 def _join(seat: Seat) -> None:

@@ -22,8 +22,8 @@ from trainledger.runtime.launch.cluster import Cluster, check_port, port_in_use,
 from trainledger.runtime.launch.environment import QUIET
 from trainledger.runtime.launch.failure import Failure, RankFailed, died, last_lines, raised, stack_in
 from trainledger.runtime.launch.memory import check_host_memory
-from trainledger.runtime.launch.rank import Progress
 from trainledger.runtime.observe.observation import Observation
+from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
 
 LOOK_S = 0.1

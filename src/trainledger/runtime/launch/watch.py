@@ -11,7 +11,8 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from trainledger.runtime.launch.failure import Failure, RankFailed, died, raised, stack_in
-from trainledger.runtime.launch.rank import STACK_SIGNAL, Progress, Seat
+from trainledger.runtime.launch.rank import STACK_SIGNAL, Seat
+from trainledger.runtime.progress import Progress
 
 SETTLE_S = 0.5
 """An exception may be the echo of another rank's death, whose notice is on its way for this long."""
