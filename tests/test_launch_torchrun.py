@@ -129,7 +129,7 @@ def test_a_run_that_takes_too_long_is_ended_and_says_where_it_is(planted: None) 
     with pytest.raises(RankFailed) as failed:
         torchrun.run_torchrun(spec_of("wait"), timeout_s=30)
     said = str(failed.value)
-    assert said.startswith("the ranks of this node did not end within 30 s (timeout_s)")
+    assert said.startswith("the ranks of this node did not end within 30 s; raise --timeout\n")
     assert "in all_reduce" in said.split("local rank 1 is here", maxsplit=1)[0]
     assert "sitecustomize.py" in said.split("local rank 1 is here")[1]
 

@@ -152,7 +152,7 @@ def _too_long(out: Path, cluster: Cluster, timeout_s: float) -> RankFailed:
     where = "\n".join(
         f"  local rank {local} is here:\n{stack_in(_rank_log(out, cluster, local))}" for local in range(cluster.local)
     )
-    return RankFailed(0, None, f"the ranks of this node did not end within {timeout_s:g} s (timeout_s)\n{where}")
+    return RankFailed(0, None, f"the ranks of this node did not end within {timeout_s:g} s; raise --timeout\n{where}")
 
 
 def _rank_log(out: Path, cluster: Cluster, local: int) -> str:

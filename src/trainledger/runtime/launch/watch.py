@@ -88,7 +88,8 @@ def gather(members: Sequence[Member], timeout_s: float, progress: Progress | Non
     while not all(member.finished for member in members):
         left = deadline - time.monotonic()
         if left <= 0:
-            raise _too_long([member for member in members if not member.finished], timeout_s)
+            late = [member for member in members if not member.finished]
+            raise _too_long(late, f"end within {timeout_s:g} s; raise --timeout")
         _listen(members, left, progress)
         if any(member.failure or member.died for member in members):
             _settle(members)
@@ -106,7 +107,7 @@ def dismiss(members: Sequence[Member]) -> None:
         member.process.join(max(0.0, deadline - time.monotonic()))
     for member in members:
         if member.exitcode is None:
-            raise _too_long([member], LEAVE_S)
+            raise _too_long([member], f"leave within {LEAVE_S:g} s of the end of the run")
         if member.exitcode:
             raise died(member.seat.rank, member.seat.world, member.exitcode, member.log())
 
@@ -155,8 +156,8 @@ def _first_failure(members: Sequence[Member]) -> RankFailed:
     return members[min(spoke)[1]].error()
 
 
-def _too_long(late: Sequence[Member], timeout_s: float) -> RankFailed:
-    """The time is over: ask those that have not finished where they are."""
+def _too_long(late: Sequence[Member], what: str) -> RankFailed:
+    """The time is over: ask those that are late where they are. `what` they did not do, with its knob if it has one."""
     for member in late:
         if member.process.pid is not None:
             with suppress(ProcessLookupError):
@@ -168,5 +169,5 @@ def _too_long(late: Sequence[Member], timeout_s: float) -> RankFailed:
     return RankFailed(
         first.seat.rank,
         first.exitcode,
-        f"rank {ranks} of {first.seat.world} did not end within {timeout_s:g} s (timeout_s)\n{where}",
+        f"rank {ranks} of {first.seat.world} did not {what}\n{where}",
     )
