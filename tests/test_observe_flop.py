@@ -102,6 +102,12 @@ def test_formulas_written_anew_are_those_of_pytorch() -> None:
         assert FORMULAS[packet](*given) == flop_registry[packet](*given) > 0
 
 
+def test_an_attention_without_a_formula_is_refused() -> None:
+    with pytest.raises(AssertionError, match="aten::_cudnn_attention_forward has no formula"):
+        FlopCounter().after(torch.ops.aten._cudnn_attention_forward.default)
+    assert FlopCounter().after(torch.ops.aten.softmax.int) is None
+
+
 def test_pytorchs_counter_agrees_where_it_has_a_formula_and_misses_the_attention_of_the_cpu() -> None:
     model, hidden = Block(), torch.ones(BATCH, SEQ, WIDTH)
     counter = FlopCounter()

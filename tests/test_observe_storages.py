@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,21 +24,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from observed_models import Tiny, loss_of, tokens
 from trainledger.runtime.launch.fork import run_forked
-from trainledger.runtime.observe.held import snapshot
+from trainledger.runtime.observe.held import PATIENCE_S, snapshot
 from trainledger.runtime.observe.observation import Held
 from trainledger.runtime.observe.observer import Observer
 
 Named = Iterator[tuple[str, str, torch.Tensor]]
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def named(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Named:
@@ -197,6 +188,26 @@ def test_resizes_are_followed_and_a_group_keeps_its_largest_sum() -> None:
         assert observer.storages.gathered == {"held/gathered/unit": 112}
         assert snapshot(observer.storages, [("weights", "two", two)], "rest").claimed == {}
     assert torch.UntypedStorage.resize_ is resize
+
+
+def test_an_instant_waits_for_what_a_backend_is_about_to_drop_and_shows_what_it_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    observer = Observer({})
+    sending = observer.storages.after(torch.ops.c10d.allreduce_.default)
+    with observer.watching():
+        sent = [torch.zeros(10)]
+        sending((sent,), {}, None)
+        timer = threading.Timer(0.05, sent.clear)
+        timer.start()
+        held = snapshot(observer.storages, [], "rest")
+        timer.join()
+        kept = torch.zeros(20)
+        sending((kept,), {}, None)
+        monkeypatch.setitem(PATIENCE_S, "rest", 0.01)
+        later = snapshot(observer.storages, [], "rest")
+    assert held.unclaimed == ()
+    assert [one.bytes for one in later.unclaimed] == [kept.nbytes]
 
 
 def ddp_held(_rank: int, as_views: bool) -> list[Held]:

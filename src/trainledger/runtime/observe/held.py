@@ -12,8 +12,8 @@ from trainledger.runtime.observe.observation import Held, Instant, Unclaimed
 from trainledger.runtime.observe.storages import Storage, StorageTracker
 from trainledger.runtime.observe.tensors import dtype_word, local_part, tensor_bytes
 
-PATIENCE_S = 0.1
-"""How long an instant waits for threads of a backend to drop what they sent."""
+PATIENCE_S: dict[Instant, float] = {"loss": 0.1, "backward": 3.0, "rest": 3.0}
+"""How long an instant waits for threads of a backend to drop what they sent; activations may be what was sent."""
 
 
 class _Claim:
@@ -57,7 +57,7 @@ def snapshot(tracker: StorageTracker, named: Iterable[tuple[str, str, torch.Tens
         storage = tracker.storage_of(local)
         claim = claims.get(id(storage)) or claims.setdefault(id(storage), _Claim(storage, category))
         add(category, name, claim.take(local))
-    _settle(tracker, claims)
+    _settle(tracker, claims, PATIENCE_S[instant])
     for claim in claims.values():
         add("padding", claim.category, claim.storage.bytes - claim.bytes)
     rest = [storage for storage in tracker.live.values() if storage.bytes and id(storage) not in claims]
@@ -68,14 +68,14 @@ def snapshot(tracker: StorageTracker, named: Iterable[tuple[str, str, torch.Tens
     return Held(instant=instant, claimed=lines, unclaimed=tuple(unclaimed), total_bytes=tracker.current_bytes)
 
 
-def _settle(tracker: StorageTracker, claims: Container[int]) -> None:
+def _settle(tracker: StorageTracker, claims: Container[int], patience_s: float) -> None:
     """Wait while something was sent and nobody claims it.
 
     A thread of gloo reports that a collective is done and drops its tensors only then; on a busy machine the instant
     would see them. What is still there after a while is really held, as an activation that was gathered is.
     [torch: csrc/distributed/c10d/ProcessGroupGloo.cpp, runLoop]
     """
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while any(_in_flight(storage, claims) for storage in tracker.live.values()) and time.monotonic() < deadline:
         time.sleep(0.001)
         tracker.bury()
