@@ -74,21 +74,21 @@ def test_the_ranks_are_told_the_small_model_and_its_config() -> None:
     assert found.spec.model == found.run.setting.model
     assert found.spec.config["hidden_size"] == found.spec.model.hidden_size == 64
     assert found.spec.seq == found.run.setting.workload.seq == 32
-    assert found.sizes is not None
-    assert found.sizes.factor == 64
+    assert found.shrunken is not None
+    assert found.shrunken.factor == 64
     assert found.asked[0].setting.model.hidden_size == 4096
 
 
 def test_full_size_leaves_everything_as_it_is() -> None:
     found = plan(model="llama-3-8b", full_size=True, seq=128, gbs=8, mbs=4)
-    assert found.sizes is None
+    assert found.shrunken is None
     assert found.spec.model.total_params == 8_030_261_248
     assert (found.spec.seq, found.spec.plan["mbs"], found.spec.plan["num_microbatches"]) == (128, 4, 2)
 
 
 def test_a_model_by_hand_has_a_config_too() -> None:
     found = plan(**CUSTOM, seq=32)
-    assert found.sizes is None
+    assert found.shrunken is None
     assert found.spec.config["model_type"] == found.spec.model.family == "llama"
 
 

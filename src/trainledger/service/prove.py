@@ -29,20 +29,13 @@ from trainledger.service.limits import between
 from trainledger.service.prove_launch import FORKED_BYTES, STARTED_BYTES, How, Runner, launch
 from trainledger.service.prove_plan import Planned, planned
 from trainledger.service.prove_request import Request
-from trainledger.service.shrink import RULE, Change
+from trainledger.service.shrink import Shrunken
 
 __all__ = ["Request", "Response", "run"]
 
 TIMEOUT_S = 600
 MOST_TIMEOUT_S = 7 * 24 * 3600
-
-
-class Shrunken(msgspec.Struct, frozen=True, kw_only=True):
-    """How the run was made smaller: the rule, by what the hidden size was divided, every size that changed."""
-
-    rule: str
-    factor: float
-    changes: tuple[Change, ...]
+"""A week: whoever waits longer has typed another unit."""
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +110,7 @@ def run(request: Request, *, runner: Runner | None = None, progress: Progress | 
 def _response(
     request: Request, plan: Planned, how: How, seen: Sequence[Observation], found: Proof, process: Process
 ) -> Response:
-    run, sizes = plan.run, plan.sizes
+    run = plan.run
     return Response(
         model=run.setting.model.name,
         profile=engine_of(run),
@@ -126,7 +119,7 @@ def _response(
         ranks=tuple(one.rank for one in seen),
         dry=how.dry,
         steps=plan.spec.steps,
-        shrunken=Shrunken(rule=RULE, factor=sizes.factor, changes=sizes.changes) if sizes is not None else None,
+        shrunken=plan.shrunken,
         assumed=run.assumed,
         notes=notes(*plan.asked),
         list_equal=request.all or False,

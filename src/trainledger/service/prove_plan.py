@@ -21,36 +21,30 @@ from trainledger.service.limits import between
 from trainledger.service.models import find_config
 from trainledger.service.plan_file import overlay
 from trainledger.service.prove_request import DEFAULTS, Request
-from trainledger.service.shrink import Change, changes, factor, shrink
+from trainledger.service.shrink import Shrunken, shrink, shrunken
 
 LEAST_STEPS, MOST_STEPS = 3, 1000
 """DDP settles its buckets in the second step, and optimizers make their state in the first."""
 MOST_SEED = 2**31 - 1
-
-
-class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run was made smaller: by what the hidden size was divided, and every size that changed."""
-
-    factor: float
-    changes: tuple[Change, ...]
+"""The step is added to a million times the seed, and generators take 64 bits."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """A run that every rule has passed.
 
-    asked    as it was asked for, with its plan
-    run      as it will be run
-    plans    the plan of `run`
-    spec     what every rank is told
-    sizes    None at full size
+    asked      as it was asked for, with its plan
+    run        as it will be run
+    plans      the plan of `run`
+    spec       what every rank is told
+    shrunken   how it was made smaller; None where all sizes are those that were asked for
     """
 
     asked: tuple[Run, Plans]
     run: Run
     plans: Plans
     spec: RunSpec
-    sizes: Sizes | None
+    shrunken: Shrunken | None
 
 
 def planned(request: Request) -> Planned:
@@ -63,7 +57,7 @@ def planned(request: Request) -> Planned:
     require(_rules(request), asked.setting, plans)
     if request.full_size:
         spec = _spec(request, config, asked, plans)
-        return Planned(asked=(asked, plans), run=asked, plans=plans, spec=spec, sizes=None)
+        return Planned(asked=(asked, plans), run=asked, plans=plans, spec=spec, shrunken=None)
     return _shrunken(request, config, asked, plans)
 
 
@@ -122,13 +116,12 @@ def _shrunken(request: Request, config: Mapping[str, Any], asked: Run, plans: Pl
     broken = findings(_rules(request), setting, now)
     refused = [found.message for found in broken if found.severity == "refuse"]
     assert not refused, f"a legal plan was shrunken to one that is not: {refused}"
-    sizes = Sizes(factor=factor(asked.setting, small), changes=changes(asked.setting, plans.row(0), small))
     return Planned(
         asked=(asked, plans),
         run=run,
         plans=now,
         spec=_spec(request, small.config, run, now),
-        sizes=sizes if sizes.changes else None,
+        shrunken=shrunken(asked.setting, plans.row(0), small),
     )
 
 

@@ -46,6 +46,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shrunken(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run was made smaller: the rule, by what the hidden size was divided, every size that changed."""
+
+    rule: str
+    factor: float
+    changes: tuple[Change, ...]
+
+
+class Small(msgspec.Struct, frozen=True, kw_only=True):
     """A run at smaller sizes: the config and what is built from it, and what of workload and plan changed with it."""
 
     config: dict[str, Any]
@@ -56,7 +64,7 @@ class Shrunken(msgspec.Struct, frozen=True, kw_only=True):
     pp_layout: tuple[int, ...]
 
 
-def shrink(config: Mapping[str, Any], setting: Setting, row: Mapping[str, int]) -> Shrunken:
+def shrink(config: Mapping[str, Any], setting: Setting, row: Mapping[str, int]) -> Small:
     """The run of a legal plan, given as the row of a Plans, at sizes that a test could use; see RULE."""
     model, workload = setting.model, setting.workload
     unit = 2 * row["cp"] * row["tp"]
@@ -67,7 +75,7 @@ def shrink(config: Mapping[str, Any], setting: Setting, row: Mapping[str, int]) 
     small = smaller(config, model, demand)
     built = model_from_config(small, name=model.name, source=model.source)
     same = built.num_layers == model.num_layers
-    return Shrunken(
+    return Small(
         config=small,
         model=built,
         seq=seq,
@@ -114,8 +122,14 @@ def _filled(layout: tuple[int, ...], before: tuple[int, ...], layers: int) -> tu
     return tuple(out)
 
 
-def changes(setting: Setting, row: Mapping[str, int], small: Shrunken) -> tuple[Change, ...]:
-    """What became smaller, the hidden size first."""
+def shrunken(setting: Setting, row: Mapping[str, int], small: Small) -> Shrunken | None:
+    """What became smaller of a run, the hidden size first; None where nothing did."""
+    found = _changes(setting, row, small)
+    factor = setting.model.hidden_size / small.model.hidden_size
+    return Shrunken(rule=RULE, factor=factor, changes=found) if found else None
+
+
+def _changes(setting: Setting, row: Mapping[str, int], small: Small) -> tuple[Change, ...]:
     pairs = [*_pairs(setting.model, small.model)]
     pairs += [
         ("seq", setting.workload.seq, small.seq),
@@ -151,8 +165,3 @@ def _numbers(block: Block) -> list[tuple[str, int]]:
     if block.moe is not None:
         found += [("experts", block.moe.experts), ("expert width", block.moe.intermediate)]
     return found
-
-
-def factor(setting: Setting, small: Shrunken) -> float:
-    """By what the hidden size was divided."""
-    return setting.model.hidden_size / small.model.hidden_size
