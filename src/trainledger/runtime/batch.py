@@ -9,12 +9,15 @@ from trainledger.runtime.spec import RunSpec
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
+SEED_STRIDE = 1_000_003
+"""More than a run has steps, so that no two steps of any two seeds draw the same."""
+
 
 def global_batch(spec: RunSpec, step: int) -> Batch:
     """(tokens, labels) [sequences, seq] of one optimizer step, drawn from `spec.seed` and the step."""
     plan = spec.plan
     sequences = plan["mbs"] * plan["num_microbatches"] * plan["dp_replicate"] * plan["dp_shard"]
-    generator = torch.Generator().manual_seed(spec.seed * 1_000_003 + step)
+    generator = torch.Generator().manual_seed(spec.seed * SEED_STRIDE + step)
     drawn = torch.randint(0, spec.model.vocab_size, (sequences, spec.seq + 1), generator=generator)
     return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
 

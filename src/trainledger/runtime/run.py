@@ -23,7 +23,7 @@ def run(spec: RunSpec, progress: Progress, *, fake: FakeTensorMode | None = None
     Needs an initialised process group. `fake` is the mode of a dry run: tensors have no memory.
     """
     world = World(spec, device_here())
-    observer = Observer(world.names)
+    observer = Observer(world.names, torch.cuda.synchronize if world.device.type == "cuda" else None)
     losses: list[float] = []
     with fake or nullcontext(), observer.watching():
         program = Program(spec, world, observer)

@@ -29,7 +29,7 @@ class WorldScaler(torch.amp.GradScaler):
     job says what was found.
     """
 
-    def __init__(self, world: dist.ProcessGroup | None, device: torch.device, **settings: Any) -> None:  # noqa: ANN401
+    def __init__(self, world: dist.ProcessGroup | None, device: torch.device, **settings: Any) -> None:  # noqa: ANN401  # GradScaler's
         super().__init__(device.type, **settings)
         self._world = world
 

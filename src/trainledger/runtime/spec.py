@@ -50,7 +50,6 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     weight_decay: float = 0.0
     seed: int = 0
     steps: int = 3
-    observe: bool = True
     faults: tuple[str, ...] = ()
 
     @property

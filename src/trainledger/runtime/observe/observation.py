@@ -40,8 +40,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     op      a word of account/traffic/collectives.py: all_reduce, all_gather, reduce_scatter, all_to_all, send, recv,
             broadcast ...
-    group   the ledger's name of the group: dp, dp_shard, dp_replicate, tp, cp, pp, ep, expert_dp_shard, embedding,
-            world
+    group   the ledger's name of the group: dp, dp_shard, dp_replicate, tp, cp, pp, ep, expert_dp,
+            expert_dp_shard, embedding, world
     """
 
     op: str
@@ -57,8 +57,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's observed step.
 
     flop          FLOP by operation: matmul, grouped_matmul, attention_forward, attention_backward
-    phases_s      wall time: forward, backward, clip, optimizer, step
-    reported      lines that have no exact prediction: saved activations, peak, the largest gathered unit
+    phases_s      wall time: forward, backward (of a pipeline: pipeline), clip, optimizer, and step, which has them all
+    reported      lines that have no exact prediction: saved activations and the peak
     losses        mean loss of every step on the ranks that compute it
     gathered      parameters of each unit as gathered, largest at once: `held/gathered/<unit>` to bytes
     """

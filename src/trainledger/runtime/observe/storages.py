@@ -47,7 +47,6 @@ class Storage:
     """A live storage.
 
     dtype, shape   of the first tensor seen on it
-    stream         id of the device's stream it was born on; 0 on a CPU
     label          (category, name) of the birth, where it was given one
     group          the group it is summed in
     sent           whether it was ever handed to a backend, whose threads may hold it a moment longer than its owner
@@ -59,7 +58,6 @@ class Storage:
     phase: str
     dtype: torch.dtype
     shape: torch.Size
-    stream: int
     label: tuple[str, str] | None
     group: str | None = None
     sent: bool = False
@@ -121,7 +119,7 @@ class StorageTracker:
     def _born(self, tensor: torch.Tensor, storage: torch.UntypedStorage, op: str) -> Storage:
         ref = Ref(storage, self._died)
         ref.key = storage._cdata
-        born = Storage(ref, op, self._clock.current, tensor.dtype, tensor.shape, _stream_of(tensor), self._label)
+        born = Storage(ref, op, self._clock.current, tensor.dtype, tensor.shape, self._label)
         self.live[ref.key] = born
         if not tensor.is_meta:
             self._resize(born, storage.nbytes())
@@ -155,11 +153,11 @@ class StorageTracker:
                 self._resize(known, storage.nbytes())
             return answer
 
-        torch.UntypedStorage.resize_ = resize_and_tell  # pyright: ignore[reportAttributeAccessIssue]
+        torch.UntypedStorage.resize_ = resize_and_tell  # pyright: ignore[reportAttributeAccessIssue]  # for a while
         try:
             yield
         finally:
-            torch.UntypedStorage.resize_ = resize  # pyright: ignore[reportAttributeAccessIssue]
+            torch.UntypedStorage.resize_ = resize  # pyright: ignore[reportAttributeAccessIssue]  # as it was
 
     @contextmanager
     def labelled(self, category: str, name: str) -> Generator[None]:
@@ -192,10 +190,3 @@ class StorageTracker:
         self.bury()
         self.peak_bytes = self.current_bytes
         self._group_peak = dict(self._group_bytes)
-
-
-def _stream_of(tensor: torch.Tensor) -> int:
-    """Id of the device's stream that is current; 0 where there is no device, or the tensor is a fake of one."""
-    if tensor.is_cpu or tensor.is_meta or not torch.accelerator.is_available():
-        return 0
-    return torch.accelerator.current_stream(tensor.device).stream_id

@@ -96,7 +96,7 @@ class _Kept(_Described, _PipelineScheduleRuntime):
     def _prepare_schedule_with_comms(
         self,
         actions: Actions,
-        format: Literal["compute_only", "compute_comms"] = "compute_only",  # noqa: A002
+        format: Literal["compute_only", "compute_comms"] = "compute_only",  # noqa: A002  # PyTorch's name
     ) -> None:
         super()._prepare_schedule_with_comms(actions, format)
         for rank, order in self.pipeline_order_with_comms.items():
