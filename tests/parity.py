@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from trainledger.facts.model import Model
 from trainledger.facts.model_load import load_with_config
 from trainledger.facts.workload import Workload
+from trainledger.lines import Instant
 from trainledger.plans.plan import Scenario, make_plans
 from trainledger.plans.ranks import world_size
 from trainledger.plans.setting import Setting, make_setting
@@ -36,7 +37,6 @@ from trainledger.runtime.gather import full_gradients
 from trainledger.runtime.launch.fork import run_forked
 from trainledger.runtime.model import Decoder
 from trainledger.runtime.model.moe import Moe
-from trainledger.runtime.observe.observation import Instant
 from trainledger.runtime.observe.tensors import local_part
 from trainledger.runtime.program import Program
 from trainledger.runtime.spec import RunSpec

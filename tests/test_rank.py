@@ -11,8 +11,8 @@ from trainledger.errors import BadInput
 from trainledger.facts.model import Model
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
+from trainledger.lines import Instant
 from trainledger.plans.ranks import peers_of, world_size
-from trainledger.runtime.observe.observation import Instant
 
 CATEGORIES = ("weights", "gradients", "optimizer")
 

@@ -1,8 +1,9 @@
 """A ledger line, and the grammar of its id.
 
 `kind/category/tensor-or-op[@group]`: kind is `held`, `moved` or `done`; category is a word of docs/vocabulary.md;
-the last part is a Hugging Face state-dict name (with `*` for the layer index) or an operation. Whatever measures a
-run imports this module and nothing else, so that the join of predicted and measured lines needs no translation.
+the last part is a Hugging Face state-dict name (with `*` for the layer index) or an operation; what is done has no
+category. Whatever measures a run imports this module and nothing else, so that the join of predicted and measured
+lines needs no translation.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ import msgspec
 Basis = Literal["exact", "modelled", "calibrated", "assumed"]
 BASES: tuple[Basis, ...] = ("exact", "modelled", "calibrated", "assumed")
 KINDS = ("held", "moved", "done")
+
+Instant = Literal["rest", "loss", "backward"]
+"""When a rank is looked at: between steps; after the loss of the last micro-batch; at the end of its backward, before
+the optimizer steps. An engine's profile knows the inside of that step as well."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,3 +42,12 @@ def line_id(kind: str, category: str, what: str, group: str = "") -> str:
     if kind not in KINDS:
         raise AssertionError(f"line kind {kind!r} is not one of {KINDS}")
     return f"{kind}/{category}/{what}" + (f"@{group}" if group else "")
+
+
+def done_id(operation: str) -> str:
+    """The id of the arithmetic of a kind of operation.
+
+    >>> done_id("matmul")
+    'done/matmul'
+    """
+    return f"done/{operation}"

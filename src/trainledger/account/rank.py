@@ -23,11 +23,10 @@ from trainledger.dtypes import kept_bytes
 from trainledger.errors import BadInput
 from trainledger.inventory.buffers import Buffer
 from trainledger.inventory.inventory import Inventory
-from trainledger.lines import Basis, line_id
+from trainledger.lines import Basis, Instant, done_id, line_id
 from trainledger.plans import sharding
 from trainledger.plans.plan import Plans
 from trainledger.plans.ranks import peers_of, world_size
-from trainledger.runtime.observe.observation import Instant
 
 INSTANTS: tuple[Instant, ...] = get_args(Instant)
 
@@ -243,7 +242,7 @@ def _done(of: RankShares) -> dict[str, Amount]:
     found = {name: int(array[0, 0]) for name, array in flop_of(of.inventory, of.own).items()}
     routed = of.plan["ep"] > 1
     return {
-        f"done/{name}": Amount(amount=amount, basis="modelled" if routed and name == "grouped_matmul" else "exact")
+        done_id(name): Amount(amount=amount, basis="modelled" if routed and name == "grouped_matmul" else "exact")
         for name, amount in found.items()
         if amount
     }

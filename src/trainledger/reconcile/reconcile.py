@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trainledger.account.rank import Prediction, Sent
-from trainledger.lines import Basis, line_id
+from trainledger.lines import Basis, done_id, line_id
 from trainledger.reconcile.verdict import Item, Unexplained, Unit, Verdict, Word, judged
 from trainledger.runtime.observe.observation import Call, Held, Observation, Unclaimed
 
@@ -125,7 +125,7 @@ def _moved(prediction: Prediction, observation: Observation) -> Iterator[Verdict
 
 def _done(prediction: Prediction, observation: Observation) -> Iterator[Verdict]:
     """FLOP of an operation that nothing predicts differ from none."""
-    seen = {f"done/{operation}": amount for operation, amount in observation.flop.items()}
+    seen = {done_id(operation): amount for operation, amount in observation.flop.items()}
     for identity in sorted(prediction.flop.keys() | seen.keys()):
         amount = prediction.flop.get(identity)
         predicted, basis = (0, "exact") if amount is None else (amount.amount, amount.basis)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from trainledger.runtime.observe.observation import Instant
+from trainledger.lines import Instant
 
 
 class Watch(Protocol):

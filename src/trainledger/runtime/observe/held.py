@@ -7,8 +7,8 @@ from collections.abc import Container, Iterable
 
 import torch
 
-from trainledger.lines import line_id
-from trainledger.runtime.observe.observation import Held, Instant, Unclaimed
+from trainledger.lines import Instant, line_id
+from trainledger.runtime.observe.observation import Held, Unclaimed
 from trainledger.runtime.observe.storages import Storage, StorageTracker
 from trainledger.runtime.observe.tensors import dtype_word, local_part, tensor_bytes
 

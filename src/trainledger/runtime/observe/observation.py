@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
-from trainledger.lines import Line
-
-Instant = Literal["rest", "loss", "backward"]
-"""Between steps; after the loss of the last micro-batch; at the end of its backward, before the optimizer steps."""
+from trainledger.lines import Instant, Line
 
 
 class Unclaimed(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from trainledger.lines import Line, line_id
+from trainledger.lines import Instant, Line, line_id
 from trainledger.runtime.observe.clock import Clock
 from trainledger.runtime.observe.collectives import CollectiveCounter
 from trainledger.runtime.observe.dispatch import Watching, watching
 from trainledger.runtime.observe.flop import FlopCounter
 from trainledger.runtime.observe.held import snapshot
-from trainledger.runtime.observe.observation import Held, Instant, Observation
+from trainledger.runtime.observe.observation import Held, Observation
 from trainledger.runtime.observe.storages import StorageTracker
 
 
