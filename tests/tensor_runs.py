@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from model_cases import CASES, facts
 from strategies import calls_of, setting_of
-from trainledger.facts.families import model_from_config
 from trainledger.facts.model import Model
 from trainledger.facts.model_load import load_with_config
 from trainledger.facts.workload import Workload
@@ -90,10 +90,9 @@ def spec_of(kind: str, plan: Mapping[str, int], **fields: object) -> RunSpec:
     return _spec(model, config, plan, **fields)
 
 
-def spec_of_case(case: Mapping[str, Any], plan: Mapping[str, int], **fields: object) -> RunSpec:
-    """The same of an entry of data/model_cases.json."""
-    model = model_from_config(case["config"], name=case["name"], source="")
-    return _spec(model, case["config"], plan, **fields)
+def spec_of_case(case: str, plan: Mapping[str, int], **fields: object) -> RunSpec:
+    """The same of a case of every family."""
+    return _spec(facts(case), CASES[case], plan, **fields)
 
 
 def _spec(model: Model, config: dict[str, Any], plan: Mapping[str, int], **fields: object) -> RunSpec:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
 
+from model_cases import CASES, facts
 from parallel_runs import (
     SEQ,
     Batch,
@@ -26,7 +23,6 @@ from parallel_runs import (
     wrapped,
 )
 from trainledger.errors import Refused
-from trainledger.facts.families import model_from_config
 from trainledger.runtime.launch.fork import run_forked
 from trainledger.runtime.observe.observation import Call
 from trainledger.runtime.parallelize.context import parallelize_context, split_sequence
@@ -34,7 +30,6 @@ from trainledger.runtime.parallelize.expert import parallelize_experts
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.world import World
 
-CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data" / "model_cases.json").read_text("utf-8"))
 POLICIES: tuple[dict[str, object], ...] = (
     {"recompute": "none", "cp_comm": "ring"},
     {"recompute": "full", "cp_comm": "all_gather"},
@@ -47,10 +42,10 @@ Outcome = tuple[Gradients, list[Call]] | None
 def specs_of(plan: dict[str, int], *, moe: bool) -> list[RunSpec]:
     """Every case under every policy."""
     found: list[RunSpec] = []
-    for case in CASES:
-        model = model_from_config(case["config"], name=case["name"], source="", where=case["name"])
+    for case, config in CASES.items():
+        model = facts(case)
         if not moe or any(block.moe for block in model.blocks):
-            found += [run_spec(case["config"], model, plan, **policy) for policy in POLICIES]
+            found += [run_spec(config, model, plan, **policy) for policy in POLICIES]
     return found
 
 

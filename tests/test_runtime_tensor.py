@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional
 
+from model_cases import CASES
 from tensor_runs import MODELS, Run, observed, predicted, spec_of, spec_of_case, trained, trained_whole, worst
 from trainledger.errors import Refused
 from trainledger.runtime.launch.fork import run_forked
@@ -157,9 +156,6 @@ def test_the_loss_over_a_cut_vocabulary_is_that_over_all_of_it(dtype: torch.dtyp
         assert torch.allclose(torch.from_numpy(gradient), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
-CASES: dict[str, dict[str, Any]] = {
-    case["name"]: case for case in json.loads((Path(__file__).parent / "data" / "model_cases.json").read_text())
-}
 REFUSED = {
     "falcon-multi-query": "q, k and v one after the other",
     "gpt2": "q, k and v one after the other",
@@ -180,7 +176,7 @@ ONE_KV_HEAD = "stablelm"
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_model_that_equal_contiguous_parts_would_cut_wrongly_is_refused(name: str) -> None:
     """Side by side in one matrix, or normalised over what other ranks hold."""
-    spec = spec_of_case(CASES[name], {"tp": 2})
+    spec = spec_of_case(name, {"tp": 2})
     mesh = cast("DeviceMesh", SimpleNamespace(size=lambda: 2))
     with pytest.raises(Refused, match=f"tp=2 and the model .*{REFUSED[name]}.*set tp to 1"):
         parallelize_tensor(build_decoder(spec.model, spec.config), mesh, spec)
@@ -193,7 +189,7 @@ def test_every_other_family_is_cut_rightly() -> None:
     names = [name for name in CASES if name not in REFUSED and name != ONE_KV_HEAD]
     for name in names:
         layouts = ({"sp": 0}, {"sp": 1})
-        specs = [spec_of_case(CASES[name], {"tp": 2, **layout}, recompute="full") for layout in layouts]
+        specs = [spec_of_case(name, {"tp": 2, **layout}, recompute="full") for layout in layouts]
         ranks = run_forked(2, trained, specs, (1,))
         whole = trained_whole(specs[0], (1,))
         for index, spec in enumerate(specs):
