@@ -30,14 +30,12 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
-from trainledger.errors import BadInput
+from trainledger.runtime.spec import Schedule
 
 Actions = dict[int, list[_Action | None]]
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(logits of a micro-batch, its labels) to a loss."""
-
-SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
 
 
 class Stage(PipelineStage):
@@ -130,7 +128,7 @@ class _ZeroBubble(_Kept, ScheduleInterleavedZeroBubble):
 
 
 def build_schedule(
-    name: str, stages: list[Stage], num_microbatches: int, loss: Loss
+    name: Schedule, stages: list[Stage], num_microbatches: int, loss: Loss
 ) -> Schedule1F1B | ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble:
     """The schedule of a name; gradients are added up as they come, so the loss must be a micro-batch's share.
 
@@ -149,5 +147,3 @@ def build_schedule(
             return _Interleaved(every, num_microbatches, loss_fn=loss, kwargs_chunk_spec=whole, scale_grads=False)
         case "zero-bubble":
             return _ZeroBubble(every, num_microbatches, loss_fn=loss, kwargs_chunk_spec=whole, scale_grads=False)
-        case _:
-            raise BadInput(f"--schedule {name}: the program knows {', '.join(SCHEDULES)}")
