@@ -180,6 +180,13 @@ def test_replicas_that_ddp_does_not_wrap_are_reduced_unit_by_unit_once() -> None
     assert one_call(experts, "all_reduce", "dp").in_bytes == 4 * elements(own, expert=False)
 
 
+def test_experts_that_ddp_wraps_are_in_its_buckets_alone() -> None:
+    """Without ranks of their own there is no other group to which calls could go, not even of no bytes."""
+    calls = calls_of(setting_of(routed(), engine="pytorch", precision="fp32"), dp_shard=4, zero_stage=0)
+    reduced = [call for call in calls if call.op == "all_reduce" and call.group != "world"]
+    assert [(call.group, call.in_bytes) for call in reduced] == [("dp", 4 * routed().total_params)]
+
+
 def test_fsdp2_padding_travels() -> None:
     model = dense(hidden=24, heads=3, kv_heads=1)
     padded = sum(up(t.rows, 7) * t.rest * t.times for t in owned(model))

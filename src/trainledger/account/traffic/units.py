@@ -162,7 +162,7 @@ def _ddp_buckets(units: _Units, dtype: str, wrapped: IntArray) -> IntArray:
     sizes = bytes_of(own.shapes.numel, dtype)
     known: dict[bytes, int] = {}
     buckets = np.zeros_like(own.pp_stage)
-    for plan, row in zip(*np.nonzero((own.times(trained) > 0) * wrapped), strict=True):
+    for plan, row in zip(*np.nonzero((units.calls(trained) > 0) * wrapped), strict=True):
         times = own.held[plan, row] * trained
         key = sizes[plan].tobytes() + times.tobytes() + own.shapes.copies[plan].tobytes()
         if key not in known:
