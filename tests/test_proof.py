@@ -215,6 +215,15 @@ def test_a_seed_repeats_its_plans() -> None:
     assert first == again != other
 
 
+def test_gradients_of_every_cell_can_be_compared() -> None:
+    """The small models of tests/parity.py can be cut as every plan says."""
+    cells, prover, parity = module("proofs.cells"), module("proofs.prove"), module("parity")
+    for cell in [*cells.every(0), *cells.drawn(1), *cells.drawn(2)]:
+        assert (cell.parity != "") == (cell.kind == "run" and "bf16" not in cell.id), cell.id
+        if cell.parity:
+            assert parity.task_of(prover.counterpart(cell), "sgd").spec.plan["dp_shard"] >= 1, cell.id
+
+
 def test_a_plan_that_a_rule_refuses_is_not_drawn() -> None:
     cells = module("proofs.cells")
     cell = cells.Cell(id="", kind="run", model="mixtral-8x7b", flags={"ep": 2, "tp": 2, "dp": 2})

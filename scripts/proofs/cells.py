@@ -22,6 +22,8 @@ Flags = Mapping[str, Any]
 RANDOM_PLANS = 20
 MOST_RANKS = 8
 """Of a plan drawn at random."""
+LAYERS, EXPERTS, WIDTH = 4, 4, 16
+"""What tests/parity.py trains has so many layers at most, experts in a layer, and rows in the narrowest of them."""
 DRY_TIMEOUT_S = 7200
 
 
@@ -188,8 +190,7 @@ def _flags(chosen: random.Random) -> dict[str, Any]:
         degrees = {name: chosen.choice(values) for name, values in _DEGREES.items()}
         data = degrees["dp_replicate"] * degrees["dp_shard"]
         ranks = degrees["tp"] * degrees["pp"] * degrees["cp"] * data
-        # what tests/parity.py trains has four layers at most
-        if 2 <= ranks <= MOST_RANKS and degrees["pp"] * degrees["vpp"] <= 4:
+        if 2 <= ranks <= MOST_RANKS and _comparable(degrees):
             break
     flags: dict[str, Any] = {name: degree for name, degree in degrees.items() if degree > 1}
     flags["gbs"] = chosen.choice((1, 2, 3, 4)) * degrees["mbs"] * data
@@ -202,6 +203,12 @@ def _flags(chosen: random.Random) -> dict[str, Any]:
     if degrees["cp"] > 1:
         flags["cp_comm"] = chosen.choice(("ring", "all_gather"))
     return flags
+
+
+def _comparable(degrees: Mapping[str, int]) -> bool:
+    """Whether a model of tests/parity.py can be cut so: layers over stages, experts or their rows over ranks."""
+    experts, sharing = EXPERTS // degrees["ep"], degrees["dp_shard"] * degrees["cp"] // degrees["ep"]
+    return degrees["pp"] * degrees["vpp"] <= LAYERS and (sharing <= experts or WIDTH % sharing == 0)
 
 
 def _legal(cell: Cell) -> bool:

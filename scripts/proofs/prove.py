@@ -122,7 +122,13 @@ def _parity() -> Any:  # noqa: ANN401 - a module of tests, which scripts are not
 
 def _gradient_error(cell: Cell) -> tuple[float, str]:
     """(the worst relative error of a gradient, where) of the same plan on a model of the same kind."""
-    parity, spec = _parity(), planned(cell.request).spec
+    worst = _parity().check(counterpart(cell))
+    return float(worst.error), str(worst.where)
+
+
+def counterpart(cell: Cell) -> Any:  # noqa: ANN401 - as _parity
+    """What tests/parity.py is asked of a cell."""
+    spec = planned(cell.request).spec
     blank = RunSpec(model=spec.model, config={}, plan={}, seq=spec.seq)
     chosen = {name: getattr(spec, name) for name in TOLD}
     fields = {
@@ -131,5 +137,4 @@ def _gradient_error(cell: Cell) -> tuple[float, str]:
         if value != getattr(blank, name) or (name == "optimizer" and "optimizer" in cell.flags)
     }
     layers = max(2, spec.plan["pp"] * spec.plan["vpp"])
-    worst = parity.check(parity.Cell(cell.parity, spec.plan, fields, layers))
-    return float(worst.error), str(worst.where)
+    return _parity().Cell(cell.parity, spec.plan, fields, layers)
