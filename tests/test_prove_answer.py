@@ -11,10 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from command_line import check_golden, run
 from fake_runs import Fake, Spoil, doubled_call
 from test_cli_answers import shape
+from test_cli_fuzz import flags
 from trainledger.runtime.launch.failure import RankFailed
 from trainledger.runtime.observe.observation import Observation, Unclaimed
 from trainledger.runtime.spec import RunSpec
@@ -25,6 +28,31 @@ from trainledger.service.prove_plan import Planned
 MOE = ("mixtral-8x7b", "--dp", "2", "--ep", "2", "--zero", "1", "--precision", "bf16")
 PIPE = ("llama-3-8b", "--pp", "2", "--tp", "2", "--recompute", "full")
 LOST = Unclaimed(bytes=4096, dtype="fp32", shape=(1024,), op="aten::zeros", phase="optimizer")
+
+
+MODELS = ("llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2", "phi-3-mini", "7e9")
+EXAMPLES = 40
+
+
+@st.composite
+def plan_flags(draw: st.DrawFn) -> list[str]:
+    """Degrees that may fit together, and words of other verbs."""
+    degrees = draw(st.lists(st.sampled_from(("tp", "pp", "cp", "ep", "vpp", "mbs", "dp")), max_size=2, unique=True))
+    typed = [part for name in degrees for part in (f"--{name}", str(draw(st.sampled_from((2, 3)))))]
+    return [*typed, "--zero", str(draw(st.integers(0, 3))), *draw(flags())[-2:]]
+
+
+def ways() -> st.SearchStrategy[list[str]]:
+    """How it is run."""
+    choices = (
+        ["--dry"],
+        ["--full-size"],
+        ["--steps", "3"],
+        ["--no-early-stop"],
+        ["--precision", "bf16"],
+        ["--steps=2"],
+    )
+    return st.sampled_from(choices)
 
 
 def smaller_weight(seen: Observation) -> Observation:
@@ -141,6 +169,21 @@ def test_a_rank_that_fails_is_told_line_by_line(monkeypatch: pytest.MonkeyPatch)
     done = run("prove", "gpt2", "--dp", "2")
     assert (done.code, done.out) == (1, "")
     assert done.err == "error: rank 1 of 2 raised ValueError: a\\x1b[31m\n    File x\n    line 3\n"
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["llama-3-8b", "mixtral-8x7b", "deepseek-v3", "gpt2", "phi-3-mini", "7e9"]), plan_flags(), ways()
+)
+def test_whatever_is_typed_is_proven_or_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, model: str, typed: list[str], way: list[str]
+) -> None:
+    faked(monkeypatch)
+    done = run("prove", model, *typed, *way)
+    assert done.code in {0, 1, 2}, done
+    assert (done.err == "") == (done.code == 0)
+    assert "internal error" not in done.err, (model, typed, way, done.err)
+    assert done.err.count("\n") == (done.code != 0)
 
 
 class Terminal(io.StringIO):
