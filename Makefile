@@ -64,8 +64,9 @@ proof: $(DEV) ## prove every model in every layout, which takes hours and can be
 	@$(PY) -m pytest -m proof --timeout 3600 --session-timeout 0; status=$$?; \
 	if [ $$status -eq 5 ]; then echo "make proof: no test is marked 'proof' in this checkout"; else exit $$status; fi
 
-bench: $(DEV) ## measure plans per second, start and import times
+bench: $(DEV) ## measure plans per second, start and import times, the training program and its observers
 	$(PY) scripts/bench.py
+	$(PY) scripts/bench_runtime.py
 
 docs: $(DEV) ## write the generated pages anew
 	$(PY) scripts/docs.py
