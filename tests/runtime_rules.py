@@ -75,5 +75,6 @@ CASES: dict[str, tuple[Any, ...]] = {
     ),
     "dry-ddp": ({**RUN, "dp_shard": 2, "zero_stage": 1}, {**RUN, "dp_shard": 2}, ("--dry", "dp=2", "raise --zero")),
     "dry-experts": (PT, RUN, ("--dry", "fp32", "--precision bf16"), routed()),
+    "dry-ranks": ({**RUN, "dp_shard": 1024}, {**RUN, "dp_shard": 1025}, ("--dry", "--gpus 1025", "at most 1024")),
     "runtime-ranks": ({**RUN, "dp_shard": 64}, {**RUN, "dp_shard": 65}, ("--gpus 65", "64", "--cluster-args")),
 }

@@ -123,6 +123,7 @@ def test_ranks_that_are_not_forked_here_may_be_many(elsewhere: dict[str, Any]) -
 
 REFUSED = {
     "a dry DDP": (Refused, {"model": "llama-3-8b", "dp": 2, "dry": True}, r"\[dry-ddp\]"),
+    "a dry world": (Refused, {"model": "gpt2", "dp": 1 << 20, "zero": 1, "dry": True}, r"\[dry-ranks\]"),
     "dry experts": (Refused, {"model": "mixtral-8x7b", "dry": True}, r"\[dry-experts\]"),
     "q, k and v in one": (Refused, {"model": "phi-3-mini", "tp": 2}, r"\[runtime-contiguous-tp\]"),
     "a count": (BadInput, {"model": "70B"}, "has no shapes|without shapes"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainledger.rules import advice, engine, layout, particular, pipeline, runtime, shape
+from trainledger.rules import advice, dry, engine, layout, particular, pipeline, runtime, shape
 from trainledger.rules.rule import Finding, Rule, findings, passing, require, violations
 
 __all__ = ["PLANNER", "REFUSALS", "RULES", "RUNTIME", "Finding", "Rule", "findings", "passing", "require", "violations"]
@@ -15,6 +15,7 @@ RULES: tuple[Rule, ...] = (
     *particular.RULES,
     *advice.RULES,
     *runtime.RULES,
+    *dry.RULES,
 )
 RUNTIME: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.scope == "runtime")
 """What `prove` asks before it runs a plan, on top of the refusals."""

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from trainledger.facts.model import Attention, Model, Tensor
-from trainledger.plans import sharding
 from trainledger.plans.plan import Plans
 from trainledger.plans.setting import Setting
+from trainledger.rules import dry
 from trainledger.rules.rule import Mask, Rule
 from trainledger.rules.shape import attentions, choices
 
@@ -28,7 +28,7 @@ MOST_LOCAL = 64
 
 FORKED = ("runtime-ranks",)
 """Rules that bind only ranks that are forked here."""
-DRY = ("dry-ddp", "dry-experts")
+DRY = tuple(rule.id for rule in dry.RULES)
 """Rules that bind only dry runs."""
 
 SPEC = "trainledger runtime/spec.py"
@@ -164,16 +164,6 @@ def _tied_bias(setting: Setting, plans: Plans) -> Mask:
     model = setting.model
     bias = any(tensor.role == "head" and len(tensor.shape) == 1 for tensor in model.final)
     return (plans.pp > 1) & (model.tied and bias)
-
-
-def _dry_ddp(setting: Setting, plans: Plans) -> Mask | bool:
-    """Where DistributedDataParallel wraps the model, whose reducer is C++ that waits for gradients to arrive."""
-    return sharding.wrapped(plans, "ddp") & (setting.precision is not None and not setting.casts)
-
-
-def _dry_experts(setting: Setting, plans: Plans) -> bool:
-    routed = any(block.moe is not None for block in setting.model.blocks)
-    return routed and setting.scenario.precision != "bf16"
 
 
 def _unknown(flag: str, value: str, known: tuple[str, ...]) -> str:
@@ -362,28 +352,6 @@ RULES: tuple[Rule, ...] = (
         sentence=(
             f"--gpus {{gpus}}: at most {MOST_LOCAL} ranks are forked on one machine; lower a degree, use --dry, or "
             "start them on several machines with --cluster-args"
-        ),
-    ),
-    Rule(
-        id="dry-ddp",
-        severity="refuse",
-        scope="runtime",
-        source="PyTorch csrc/distributed/c10d/comm.cpp 114 at 2.13.0: no hook result from a fake group",
-        broken=_dry_ddp,
-        sentence=(
-            "--dry with dp={dp} at --zero 0 in {precision}: that is DistributedDataParallel, which a fake process "
-            "group cannot answer; raise --zero, use --precision bf16, or leave --dry out"
-        ),
-    ),
-    Rule(
-        id="dry-experts",
-        severity="refuse",
-        scope="runtime",
-        source="PyTorch _meta_registrations.py meta_grouped_mm at 2.13.0",
-        broken=_dry_experts,
-        sentence=(
-            "--dry with routed experts in {precision}: PyTorch's grouped product of fake tensors knows bf16 alone; use "
-            "--precision bf16, or leave --dry out"
         ),
     ),
 )
