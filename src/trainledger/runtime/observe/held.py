@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Container, Iterable
 
@@ -12,8 +13,8 @@ from trainledger.runtime.observe.observation import Held, Unclaimed
 from trainledger.runtime.observe.storages import Storage, StorageTracker
 from trainledger.runtime.observe.tensors import dtype_word, local_part, tensor_bytes
 
-PATIENCE_S: dict[Instant, float] = {"loss": 0.1, "backward": 3.0, "rest": 3.0}
-"""How long an instant waits for threads of a backend to drop what they sent; activations may be what was sent."""
+PATIENCE_S: dict[Instant, float] = {"loss": 0.1, "backward": 10.0, "rest": 10.0}
+"""How long an instant waits for what nobody claims to go; after the loss activations stay, some of which were sent."""
 
 
 class _Claim:
@@ -57,7 +58,7 @@ def snapshot(tracker: StorageTracker, named: Iterable[tuple[str, str, torch.Tens
         storage = tracker.storage_of(local)
         claim = claims.get(id(storage)) or claims.setdefault(id(storage), _Claim(storage, category))
         add(category, name, claim.take(local))
-    _settle(tracker, claims, PATIENCE_S[instant])
+    _settle(tracker, claims, instant)
     for claim in claims.values():
         add("padding", claim.category, claim.storage.bytes - claim.bytes)
     rest = [storage for storage in tracker.live.values() if storage.bytes and id(storage) not in claims]
@@ -68,21 +69,30 @@ def snapshot(tracker: StorageTracker, named: Iterable[tuple[str, str, torch.Tens
     return Held(instant=instant, claimed=lines, unclaimed=tuple(unclaimed), total_bytes=tracker.current_bytes)
 
 
-def _settle(tracker: StorageTracker, claims: Container[int], patience_s: float) -> None:
-    """Wait while something was sent and nobody claims it.
+def _settle(tracker: StorageTracker, claims: Container[int], instant: Instant) -> None:
+    """Wait while nobody claims something that may be on its way out; what is still there after a while is really held.
 
     A thread of gloo reports that a collective is done and drops its tensors only then; on a busy machine the instant
-    would see them. What is still there after a while is really held, as an activation that was gathered is.
+    would see them. And what only a cycle of Python objects still names is garbage, whenever it is collected.
     [torch: csrc/distributed/c10d/ProcessGroupGloo.cpp, runLoop]
     """
-    deadline = time.monotonic() + patience_s
-    while any(_in_flight(storage, claims) for storage in tracker.live.values()) and time.monotonic() < deadline:
+
+    def leaving() -> bool:
+        return any(_may_leave(storage, claims, instant) for storage in tracker.live.values())
+
+    if instant != "loss" and leaving():
+        gc.collect()
+        tracker.bury()
+    deadline = time.monotonic() + PATIENCE_S[instant]
+    while leaving() and time.monotonic() < deadline:
         time.sleep(0.001)
         tracker.bury()
 
 
-def _in_flight(storage: Storage, claims: Container[int]) -> bool:
-    return storage.sent and storage.bytes > 0 and storage.label is None and id(storage) not in claims
+def _may_leave(storage: Storage, claims: Container[int], instant: Instant) -> bool:
+    """After the loss only what was sent, for all other unclaimed storages are activations."""
+    wanted = storage.sent or instant != "loss"
+    return wanted and storage.bytes > 0 and storage.label is None and id(storage) not in claims
 
 
 def _unclaimed(storage: Storage) -> Unclaimed:
