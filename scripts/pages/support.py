@@ -101,6 +101,7 @@ ASKED: tuple[str, ...] = (
     "llama-3-8b --dp 128",
     "llama-3-8b --dp 2 --dry",
     "mixtral-8x7b --dp 2 --zero 3 --dry",
+    "llama-3-8b --dp 2048 --zero 3 --dry",
 )
 """What `prove` refuses, a rule each."""
 
