@@ -13,7 +13,7 @@ from trainledger.lines import Line
 from trainledger.plans.plan import Scenario, make_plans
 from trainledger.plans.ranks import world_size
 from trainledger.plans.setting import make_setting
-from trainledger.runtime.observe.observation import Call, Held, Observation
+from trainledger.runtime.observe.observation import Call, Group, Held, Observation
 from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
 from trainledger.service.prove_launch import How
@@ -61,6 +61,8 @@ def as_seen(prediction: Prediction, spec: RunSpec) -> Observation:
         )
         for sent in prediction.calls
     ]
+    peers = {sent.group: sent.peers for sent in prediction.calls}
+    times = {name: sum(sent.count for sent in prediction.calls if sent.group == name) for name in peers}
     return Observation(
         rank=prediction.rank,
         digest=spec.digest,
@@ -70,6 +72,9 @@ def as_seen(prediction: Prediction, spec: RunSpec) -> Observation:
         phases_s={},
         losses=(2.5, 2.25),
         gathered=prediction.gathered,
+        groups=tuple(
+            Group(name=name, ranks=ranks, seen=times[name], issued=times[name]) for name, ranks in peers.items()
+        ),
         reported=(REPORTED,),
         torch_version="0.0",
     )

@@ -1,7 +1,7 @@
 """All ranks of a run together: every rank's lines, and what only several ranks can say.
 
-Where the router decides how much a rank sends, no rank's bytes are predicted exactly; but what the ranks of a group
-pass in together is what they get together.
+Where the router decides how much a rank sends or computes, no rank's figure is predicted exactly. But every token
+visits as many experts, wherever they are: what the ranks of a group pass in, get and compute together is known exactly.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainledger.account.rank import Prediction
-from trainledger.reconcile.reconcile import Key, moved_id, observed_calls, reconcile, unexplained
-from trainledger.reconcile.verdict import Proof, Unexplained, Verdict, judged
+from trainledger.lines import done_id
+from trainledger.reconcile.reconcile import Key, moved_id, observed_calls, predicted_calls, reconcile, unexplained
+from trainledger.reconcile.verdict import Proof, Unexplained, Unit, Verdict, Word, judged
 from trainledger.runtime.observe.observation import Observation
 
 Pair = tuple[Prediction, Observation]
@@ -34,25 +35,43 @@ def proof(pairs: Sequence[Pair]) -> Proof:
 
 
 def _conserved(pairs: Sequence[Pair]) -> Iterator[Verdict]:
-    """Of each group whose bytes are routed: what its ranks pass in is what they get. The line is its first rank's.
+    """Lines of each group whose tokens are routed, over all its ranks, under the number of the first.
 
     Nothing is said of a group of which some rank was not run.
     """
-    seen = {observation.rank: observed_calls(observation) for _, observation in pairs}
-    groups: dict[tuple[Key, tuple[int, ...]], None] = {}
+    seen = {observation.rank: (prediction, observation) for prediction, observation in pairs}
+    groups: dict[tuple[int, ...], dict[Key, None]] = {}
     for prediction, _ in pairs:
         for sent in prediction.calls:
-            if sent.routed:
-                groups[(sent.op, sent.group, sent.dtype), sent.peers] = None
-    for key, peers in (one for one in groups if seen.keys() >= set(one[1])):
-        found = [calls[key] for calls in (seen[rank] for rank in peers) if key in calls]
-        given, got = sum(one.in_bytes for one in found), sum(one.out_bytes for one in found)
-        yield Verdict(
-            id=moved_id(key, "conserved"),
-            rank=peers[0],
-            predicted=given,
-            measured=got,
-            unit="B",
-            basis="exact",
-            verdict=judged(given, got, "exact") if len(found) == len(peers) else "missing",
-        )
+            if sent.routed and seen.keys() >= set(sent.peers):
+                groups.setdefault(sent.peers, {})[sent.op, sent.group, sent.dtype] = None
+    for peers, keys in groups.items():
+        group = [seen[rank] for rank in peers]
+        yield from (_exchanged(key, group) for key in keys)
+        yield from _computed(group, next(iter(keys)))
+
+
+def _exchanged(key: Key, group: Sequence[Pair]) -> Verdict:
+    """What the ranks pass in together: as predicted, and what they get together."""
+    predicted = sum(predicted_calls(prediction)[key].in_bytes for prediction, _ in group)
+    calls = [found for _, observation in group if (found := observed_calls(observation).get(key)) is not None]
+    given, got = sum(one.in_bytes for one in calls), sum(one.out_bytes for one in calls)
+    measured = got if given == predicted else given
+    word = judged(predicted, measured if len(calls) == len(group) else None, "exact")
+    return _line(moved_id(key, "conserved"), group, predicted, measured, "B", word)
+
+
+def _computed(group: Sequence[Pair], key: Key) -> Iterator[Verdict]:
+    """The arithmetic of each operation whose rows the exchange of this key divides, over all ranks."""
+    for name in (name for name, amount in group[0][0].flop.items() if amount.basis != "exact"):
+        predicted = sum(prediction.flop[name].amount for prediction, _ in group)
+        measured = sum(observation.flop.get(name.removeprefix(done_id("")), 0) for _, observation in group)
+        word = judged(predicted, measured, "exact")
+        yield _line(f"{name}:conserved@{key[1]}", group, predicted, measured, "FLOP", word)
+
+
+def _line(identity: str, group: Sequence[Pair], predicted: int, measured: int, unit: Unit, word: Word) -> Verdict:
+    rank = group[0][1].rank
+    return Verdict(
+        id=identity, rank=rank, predicted=predicted, measured=measured, unit=unit, basis="exact", verdict=word
+    )

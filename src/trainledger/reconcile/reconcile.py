@@ -1,14 +1,15 @@
 """One rank's prediction and what was observed of it, joined by line id.
 
 Held lines join on their id at each instant; collectives on kind, group and dtype, with three lines each: how many
-calls, bytes passed in, bytes written; FLOP on the operation. After the loss saved activations are alive under no name:
-their bytes are reported, and only what is alive at the other instants under no name is unexplained.
+calls, bytes passed in, bytes written; FLOP on the operation. A group has the ranks that the plan gives it, and its
+backend has numbered as many collectives as were seen. After the loss saved activations are alive under no name: their
+bytes are reported, and only what is alive at the other instants under no name is unexplained.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from trainledger.account.rank import Prediction, Sent
@@ -160,7 +161,7 @@ def unexplained(prediction: Prediction, observation: Observation) -> Unexplained
     """What one rank was seen to hold or send that no line claims."""
     storages = list(_storages(observation))
     lines = list(_lines(prediction, observation))
-    calls = list(_calls(prediction, observation))
+    calls = [*_calls(prediction, observation), *_strange_groups(prediction, observation)]
     return Unexplained(
         bytes=sum(item.bytes for item in (*storages, *lines)),
         calls=sum(item.times for item in calls),
@@ -225,13 +226,23 @@ def _calls(prediction: Prediction, observation: Observation) -> Iterator[Item]:
 
 
 def _item(rank: int, call: Call) -> Item:
-    return Item(
-        rank=rank,
-        what="calls",
-        op=f"{call.op}/{call.dtype}@{call.group}",
-        phase="",
-        dtype=call.dtype,
-        shape=(),
-        times=call.count,
-        bytes=call.in_bytes + call.out_bytes,
-    )
+    said = f"{call.op}/{call.dtype}@{call.group}"
+    return _calls_item(rank, said, call.count, call.dtype, call.in_bytes + call.out_bytes)
+
+
+def _strange_groups(prediction: Prediction, observation: Observation) -> Iterator[Item]:
+    """Groups of other ranks than those that the plan gives them, and collectives that the observer did not see."""
+    peers = {sent.group: sent.peers for sent in prediction.calls}
+    for group in observation.groups:
+        if group.seen and len(group.ranks) > 1 and group.ranks != peers.get(group.name, group.ranks):
+            yield _calls_item(observation.rank, f"@{group.name} of ranks {_listed(group.ranks)}", group.seen)
+        if group.issued is not None and group.issued != group.seen:
+            yield _calls_item(observation.rank, f"unseen@{group.name}", abs(group.issued - group.seen))
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _calls_item(rank: int, op: str, times: int, dtype: str = "", size: int = 0) -> Item:
+    return Item(rank=rank, what="calls", op=op, phase="", dtype=dtype, shape=(), times=times, bytes=size)

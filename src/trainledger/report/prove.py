@@ -126,7 +126,8 @@ def _category(line: Answer) -> str:
 
 
 def _sum(lines: Lines) -> tuple[int, str]:
-    """(amount to compare by, amount in words) of a rank's lines of one category."""
+    """(amount to compare by, amount in words) of a rank's own lines of one category; a group's are not."""
+    lines = [line for line in lines if ":conserved" not in line["id"]] or lines
     if lines[0]["id"].startswith("held/"):
         held = _held(lines) or sum(line["measured"] or 0 for line in lines)
         return held, format_bytes(held)

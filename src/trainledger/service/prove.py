@@ -98,6 +98,8 @@ def run(request: Request, *, runner: Runner | None = None, progress: Progress | 
         check_runtime(plan)
         runner = launch
     seen = runner(plan.spec, how, progress)
+    assert tuple(one.rank for one in seen) == how.ranks, "every rank that was to run has been seen, and no other"
+    assert len({one.digest for one in seen}) == 1, "all ranks have seen the same run"
     found = proof([(predictions.of(one.rank), one) for one in seen])
     process = Process(
         seconds=round(time.perf_counter() - start, 3),

@@ -48,6 +48,21 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     out_bytes: int
 
 
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that was called in the observed step.
+
+    name     the ledger's, as of Call
+    ranks    those that its backend sends to
+    seen     collectives that were seen
+    issued   collectives that its backend numbered meanwhile, whoever issued them; None where it numbers none
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    seen: int
+    issued: int | None
+
+
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's observed step.
 
@@ -56,6 +71,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     reported      lines that have no exact prediction: saved activations and the peak
     losses        mean loss of every step on the ranks that compute it
     gathered      parameters of each unit as gathered, largest at once: `held/gathered/<unit>` to bytes
+    groups        those of all calls
     """
 
     rank: int
@@ -66,5 +82,6 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     phases_s: dict[str, float]
     losses: tuple[float, ...]
     gathered: dict[str, int] = {}
+    groups: tuple[Group, ...] = ()
     reported: tuple[Line, ...] = ()
     torch_version: str = ""

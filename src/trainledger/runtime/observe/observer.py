@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
+import msgspec
 import torch
 
 from trainledger.lines import Instant, Line, line_id
@@ -13,8 +14,10 @@ from trainledger.runtime.observe.collectives import CollectiveCounter
 from trainledger.runtime.observe.dispatch import Watching, watching
 from trainledger.runtime.observe.flop import FlopCounter
 from trainledger.runtime.observe.held import snapshot
-from trainledger.runtime.observe.observation import Held, Observation
+from trainledger.runtime.observe.numbered import called, numbers
+from trainledger.runtime.observe.observation import Group, Held, Observation
 from trainledger.runtime.observe.storages import StorageTracker
+from trainledger.runtime.observe.strangers import UNSEEN, Strangers
 
 
 class Observer:
@@ -39,19 +42,23 @@ class Observer:
         self.collectives = CollectiveCounter(names, self.clock)
         self.flop = FlopCounter()
         self._mode: Watching | None = None
+        self._strangers: Strangers | None = None
         self._held: list[Held] = []
         self._peak_bytes = 0
         self._gathered: dict[str, int] = {}
+        self._names = names
+        self._groups: tuple[Group, ...] = ()
 
     @contextmanager
     def watching(self) -> Generator[None]:
         """Know every storage from here on."""
+        self._strangers = Strangers()
         with self.storages.following_resizes(), watching(self.storages) as mode:
             self._mode = mode
             try:
                 yield
             finally:
-                self._mode = None
+                self._mode = self._strangers = None
 
     @contextmanager
     def observing(self) -> Generator[None]:
@@ -61,9 +68,11 @@ class Observer:
         self.storages.mark()
         self._mode.watchers = (self.storages, self.collectives, self.flop)
         self.clock.measured = True
+        before = numbers()
         try:
             with self.clock.phase("step"):
                 yield
+            self._groups = called(before, (event.group for event in self.collectives.events))
         finally:
             self.clock.measured = False
             self._mode.watchers = (self.storages,)
@@ -86,6 +95,8 @@ class Observer:
     def instant(self, instant: Instant, named: Iterable[tuple[str, str, torch.Tensor]]) -> None:
         """Note what is alive, with (category, name, tensor) of all that the plan lets this rank keep."""
         with self.clock.paused():
+            if self._strangers is not None and self.clock.measured and instant != "loss":
+                self.storages.adopt(self._strangers.found(), UNSEEN)
             self._held.append(snapshot(self.storages, named, instant))
 
     def result(self, rank: int, digest: str, losses: Sequence[float]) -> Observation:
@@ -99,6 +110,7 @@ class Observer:
             phases_s=dict(self.clock.seconds),
             losses=tuple(losses),
             gathered=dict(self._gathered),
+            groups=tuple(msgspec.structs.replace(of, name=self._names.get(of.name, of.name)) for of in self._groups),
             reported=tuple(self._reported()),
             torch_version=str(torch.__version__),
         )
