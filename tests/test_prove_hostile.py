@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +16,10 @@ import torch.distributed as dist
 
 from fake_runs import Fake, as_seen, predicted
 from trainledger.account.rank import Prediction
+from trainledger.errors import BadInput, Refused
+from trainledger.facts.model_load import load_with_config
 from trainledger.reconcile.proof import Pair, proof
+from trainledger.runtime.model.read import read_semantics
 from trainledger.runtime.observe import held
 from trainledger.runtime.observe.observation import Call, Held, Observation, Unclaimed
 from trainledger.runtime.observe.observer import Observer
@@ -208,3 +214,45 @@ def test_a_collective_of_another_thread_is_missed_by_number(alone: dist.ProcessG
     nothing = Prediction(rank=0, pp_stage=0, held={}, calls=(), flop={}, gathered={})
     (item,) = proof([(nothing, seen)]).unexplained.items
     assert (item.op, item.times) == ("unseen@world", 1)
+
+
+CUSTOM: dict[str, Any] = {"model": "custom", "hidden": 64, "layers": 2, "heads": 4, "ffn": 96, "vocab": 256, "seq": 32}
+NO_FORWARD: dict[str, tuple[dict[str, Any], str]] = {
+    "an odd head": ({**CUSTOM, "hidden": 60}, "15 features of a head turn with the position, and they turn in pairs"),
+    "a head of one": ({**CUSTOM, "hidden": 4}, "1 features of a head"),
+    "no base": ({"model": "llama-3-8b", "set": ("rope_theta=0",)}, "rope_theta is 0.0"),
+    "no group": ({"model": "deepseek-v3", "set": ("n_group=0",)}, "n_group=0 groups"),
+    "uneven groups": ({"model": "deepseek-v3", "set": ("n_group=3",)}, "n_group=3 groups"),
+    "too few groups": ({"model": "deepseek-v3", "set": ("topk_group=9",)}, "topk_group=9"),
+    "of no group": ({"model": "deepseek-v3", "set": ("topk_group=-1",)}, "topk_group=-1"),
+}
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*given: object) -> Sequence[Observation]:
+        raise AssertionError(given)
+
+    monkeypatch.setattr(prove, "launch", never)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize("name", NO_FORWARD)
+def test_a_config_without_a_forward_pass_is_refused_before_there_are_ranks(name: str) -> None:
+    given, said = NO_FORWARD[name]
+    with pytest.raises(Refused, match=rf"^\[runtime-config\] .*{said}"):
+        prove.run(prove.Request(**given))
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_number_that_is_none_is_refused(tmp_path: Path) -> None:
+    config = planned(prove.Request(**CUSTOM)).spec.config
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rms_norm_eps": math.nan}), encoding="utf-8")
+    with pytest.raises(BadInput, match="rms_norm_eps is nan"):
+        prove.run(prove.Request(model=str(tmp_path), seq=32))
+
+
+def test_keys_of_a_router_are_idle_where_no_layer_routes() -> None:
+    config, model = load_with_config("deepseek-v3", overrides={"num_hidden_layers": "1"})
+    assert config["n_group"] == 8
+    assert read_semantics(model, config).moe is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -41,7 +42,7 @@ class Config:
     def number(self, key: str, default: float) -> float:
         """A number that may be an integer in the file."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise self.refuse(key, value, "a number")
         return float(value)
 

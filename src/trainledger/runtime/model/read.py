@@ -11,7 +11,7 @@ from trainledger.facts.families import family_for
 from trainledger.facts.families.keys import names
 from trainledger.facts.model import Model
 from trainledger.runtime.model.config import Config
-from trainledger.runtime.model.semantics import Semantics
+from trainledger.runtime.model.semantics import MoeRule, RotaryRule, Semantics
 
 READERS: dict[str, str] = {
     "bloom": "bloom",
@@ -75,6 +75,9 @@ IDLE = names(
 )
 """Keys that change nothing in a forward pass, whatever the family."""
 
+ROUTERS = names("n_group topk_group topk_method norm_topk_prob routed_scaling_factor scoring_func")
+"""Keys that change nothing where no layer routes tokens."""
+
 
 def read_semantics(model: Model, config: Mapping[str, Any]) -> Semantics:
     """The rules of a model's forward pass, from the config that it was read from."""
@@ -94,12 +97,45 @@ def read_semantics(model: Model, config: Mapping[str, Any]) -> Semantics:
     module = importlib.import_module(f"trainledger.runtime.model.families.{READERS[model.family]}")
     semantics: Semantics = module.read(model, settings)
     _refuse_unknown(model, config, settings)
+    for rule in semantics.rotary.values():
+        _refuse_turning(model, rule)
+    if semantics.moe is not None:
+        _refuse_choosing(model, semantics.moe)
     return semantics
+
+
+def _refuse_turning(model: Model, rule: RotaryRule) -> None:
+    """Positions turn pairs of features, by powers of theta."""
+    if rule.dim % 2:
+        raise Refused(
+            "runtime-config",
+            f"{model.name}: {rule.dim} features of a head turn with the position, and they turn in pairs; change the "
+            "size of a head to an even number (head_dim, or hidden size over heads)",
+        )
+    factor = rule.scaling.factor if rule.scaling is not None else 1.0
+    for key, value in (("rope_theta", rule.theta), ("the factor of rope_scaling", factor)):
+        if value <= 0:
+            raise Refused("runtime-config", f"{model.name}: {key} is {value}, and must be above 0; correct the config")
+
+
+def _refuse_choosing(model: Model, rule: MoeRule) -> None:
+    """The experts of a token come from its best groups."""
+    experts = min(block.moe.experts for block in model.blocks if block.moe is not None)
+    each, rest = divmod(experts, rule.groups) if rule.groups > 0 else (0, 1)
+    enough = 1 <= rule.top_groups <= rule.groups and rule.top_k <= rule.top_groups * each
+    if rule.groups != 1 and (rest or not enough or (rule.group_of_two and each < 2)):
+        raise Refused(
+            "runtime-config",
+            f"{model.name}: a token takes {rule.top_k} experts of the best topk_group={rule.top_groups} of "
+            f"n_group={rule.groups} groups, and {experts} experts do not make such groups; correct the config",
+        )
 
 
 def _refuse_unknown(model: Model, config: Mapping[str, Any], settings: Config) -> None:
     family = family_for(config, model.name)
     known = family.read_keys | family.fixed_keys.keys() | settings.seen | IDLE
+    if all(block.moe is None for block in model.blocks):
+        known |= ROUTERS
     for key, value in config.items():
         if key in known or key.startswith("_") or value in (None, False, 0, "", [], {}):
             continue
