@@ -39,6 +39,12 @@ CASES: dict[str, tuple[Any, ...]] = {
         {**RUN, "pp": 4, "num_microbatches": 3},
         ("3 micro-batches", "pp=4", "--gbs"),
     ),
+    "runtime-idle-stage": (
+        {**RUN, "pp": 3, "pp_layout": (0, 2, 0), "num_microbatches": 3},
+        {**RUN, "pp": 3, "pp_layout": (1, 0, 1), "num_microbatches": 3},
+        ("--pp-layout 1,0,1", "pipeline rank 1 of pp=3", "give it a layer"),
+        dense(layers=2),
+    ),
     "runtime-experts-tp": (
         {**RUN, "ep": 2, "dp_shard": 2},
         {**RUN, "ep": 2, "dp_shard": 2, "tp": 2},

@@ -90,6 +90,7 @@ ASKED: tuple[str, ...] = (
     "llama-3-8b --dp 2 --cp 2 --cp-comm all_to_all",
     "llama-3-8b --pp 2 --schedule interleaved",
     "llama-3-8b --pp 4 --gbs 3",
+    "llama-3-8b --pp 3 --pp-layout 16,0,16",
     "mixtral-8x7b --dp 2 --ep 2 --tp 2",
     "mixtral-8x7b --tp 2 --etp 1",
     "qwen2.5-0.5b --tp 2 --set vocab_size=151937",

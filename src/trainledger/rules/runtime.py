@@ -58,6 +58,26 @@ def _few_microbatches(setting: Setting, plans: Plans) -> Mask:
     return (plans.pp > 1) & (plans.num_microbatches < plans.pp) & (setting.scenario.schedule == "1f1b")
 
 
+def _idle(layout: tuple[int, ...], pp: int) -> list[int]:
+    """Pipeline ranks that a layout leaves without a layer, and that have neither end of the model.
+
+    >>> _idle((2, 0, 0, 1, 0, 1), 3), _idle((2, 0, 1), 3)
+    ([1], [1])
+    """
+    return [rank for rank in range(1, pp - 1) if not sum(layout[rank::pp])]
+
+
+def _idle_stage(setting: Setting, plans: Plans) -> Mask | bool:
+    layout = setting.scenario.pp_layout
+    return bool(layout) and np.array([bool(_idle(layout, pp)) for pp in plans.pp.tolist()])
+
+
+def _idle_sentence(setting: Setting, row: dict[str, int]) -> str:
+    layout = setting.scenario.pp_layout
+    given, rank = ",".join(map(str, layout)), _idle(layout, row["pp"])[0]
+    return f"--pp-layout {given} gives pipeline rank {rank} of pp={row['pp']} nothing to train; give it a layer"
+
+
 def _etp(setting: Setting, plans: Plans) -> Mask:
     return plans.etp != np.where(plans.ep == 1, plans.tp, 1)
 
@@ -269,6 +289,14 @@ RULES: tuple[Rule, ...] = (
             "{num_microbatches} micro-batches for pp={pp} stages: PyTorch's 1F1B needs one per stage at least; "
             "raise --gbs or lower --mbs"
         ),
+    ),
+    Rule(
+        id="runtime-idle-stage",
+        severity="refuse",
+        scope="runtime",
+        source="PyTorch optim/optimizer.py at 2.13.0: an optimizer of no parameters is an error",
+        broken=_idle_stage,
+        sentence=_idle_sentence,
     ),
     Rule(
         id="runtime-experts-tp",
