@@ -103,7 +103,8 @@ def test_every_family_with_attention_is_run_and_has_a_case() -> None:
 @every_case
 def test_a_later_token_changes_no_earlier_logit(case: str) -> None:
     moved = seen(decoder_of(case), tokens_of(case), changed=10)
-    assert moved[:10].max() == 0
+    # not zero: an expert that gets another number of rows may multiply them in another order
+    assert moved[:10].max() < 1e-5
     assert moved[10:13].min() > 1e-5
 
 
