@@ -146,8 +146,11 @@ def state_account(inventory: Inventory, plans: Plans) -> StateAccount:
     )
 
 
-def account_of(inventory: Inventory, own: Shares, index: IntArray) -> StateAccount:
-    """The states of shares already worked out; `index` says which of them answers for each plan asked about."""
+def account_of(inventory: Inventory, own: Shares, index: IntArray, *, passing: bool = True) -> StateAccount:
+    """The states of shares already worked out; `index` says which of them answers for each plan asked about.
+
+    passing   with the buffers that come and go within a step, which account/memory places itself
+    """
     plans = own.plans
     zeros = np.zeros_like(own.pp_stage)
     host = zeros
@@ -155,7 +158,7 @@ def account_of(inventory: Inventory, own: Shares, index: IntArray) -> StateAccou
     passing: dict[tuple[Category, Instant], IntArray] = {}
     for buffer in inventory.buffers:
         exists, anywhere = standing(own, buffer)
-        if not anywhere:
+        if not anywhere or (buffer.row.passing and not passing):
             continue
         amount = buffer_bytes(own, buffer) * exists[:, None]
         category = buffer.row.category

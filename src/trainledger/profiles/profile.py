@@ -49,6 +49,7 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                   what is offloaded (not_offload: what must not be), and whether the card multiplies FP8 matrices in
                   every layout
     place         device or host memory
+    passing       it comes and goes within a step: where account/memory walks the step, its `passing` places it instead
     basis, cite   how sure, and the key of data/references.toml
     """
 
@@ -76,6 +77,7 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     not_offload: str = ""
     place: Literal["device", "host"] = "device"
     non_tn: bool | None = None
+    passing: bool = False
     basis: Literal["exact", "modelled", "calibrated", "assumed"] = "exact"
     cite: str = ""
 
@@ -166,6 +168,20 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     norm_all_reduces: int = 0
 
 
+class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How this engine's step is walked for its peak.
+
+    blocks           the manner of inventory/blocks in which parts of the model run
+    passing          which class of account/memory/engines.py says what passes
+    unit_gradients   gradients of weights lie beside activations until their layer has run backward; else they are
+                     written into buffers that the states count
+    """
+
+    blocks: str = "plain"
+    passing: str = "none"
+    unit_gradients: bool = False
+
+
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keeping something in host memory: possible from zero_stage `zero`; moves whole categories where no row says.
 
@@ -191,6 +207,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     vectors_by_expert   stacked vectors of experts are cut along the experts even where more ranks share them
     loss_dtypes         dtypes alive per logit at the loss
     activations         activations belong to the account; an estimator that knows none prints a total without them
+    memory              how its peak is found
     offload             what may live in host memory, and from which zero_stage
     persistent_elements  ZeRO-3 keeps parameters of up to this size gathered
     lora                adapters are accounted for
@@ -212,6 +229,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     precision: dict[str, Precision]
     state: tuple[StateRow, ...]
     traffic: TrafficRules
+    memory: MemoryRules = MemoryRules()
     from_version: str = ""
     before_version: str = ""
     vocab_multiple: int = 0

@@ -1,0 +1,14 @@
+"""Which engine passes what (passing.py): the words of a profile's `memory.passing`."""
+
+from __future__ import annotations
+
+from trainledger.account.memory.passing import Passing
+from trainledger.account.shares import Shares
+from trainledger.inventory.inventory import Inventory
+
+PASSING: dict[str, type[Passing]] = {"none": Passing}
+
+
+def passing_of(inventory: Inventory, own: Shares) -> Passing:
+    """What passes on each stage of the plans of `own`."""
+    return PASSING[inventory.setting.profile.memory.passing](inventory, own)

@@ -1,0 +1,78 @@
+"""Sizes that the tapes of all engines ask for: bytes of one rank's part of a micro-batch, arrays [plans]."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+
+import numpy as np
+
+from trainledger.arrays import IntArray, ceil_div, ints, round_up
+from trainledger.dtypes import bytes_of
+from trainledger.facts.model import Attention
+from trainledger.plans.plan import Plans
+from trainledger.plans.setting import Setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """One micro-batch on one rank of each plan.
+
+    tokens   what one rank computes on after context parallelism: its part of each sequence times the micro-batch
+    """
+
+    setting: Setting
+    plans: Plans
+
+    @cached_property
+    def tokens(self) -> IntArray:
+        """[plans]."""
+        return self.plans.tokens(self.setting.workload.seq)
+
+    @property
+    def dtype(self) -> str:
+        """Of activations."""
+        return self.setting.recipe.activation
+
+    @property
+    def tp(self) -> IntArray:
+        """[plans]: ranks that share a matrix."""
+        return self.plans.tp
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return self.setting.model.hidden_size
+
+    def wide(self, elements: IntArray | int, dtype: str = "") -> IntArray:
+        """Bytes of `elements` for every token, in the dtype of activations unless another is named."""
+        return bytes_of(self.tokens * elements, dtype or self.dtype)
+
+    def cut(self, elements: IntArray | int, over: IntArray | int, dtype: str = "") -> IntArray:
+        """The same, shared by `over` ranks."""
+        return ceil_div(self.wide(elements, dtype), over)
+
+    @cached_property
+    def hidden(self) -> IntArray:
+        """A whole hidden tensor."""
+        return self.wide(self.hidden_size)
+
+    @cached_property
+    def residual(self) -> IntArray:
+        """A hidden tensor between tensor-parallel regions: cut where sequence parallelism is on."""
+        return self.cut(self.hidden_size, self.plans.sp_ranks)
+
+    def kv_heads(self, attention: Attention) -> IntArray:
+        """KV heads of one rank: no fewer than one."""
+        return np.maximum(ceil_div(attention.kv_heads, self.tp), 1)
+
+    def heads(self, attention: Attention) -> IntArray:
+        """Query heads of one rank."""
+        return ints(ceil_div(attention.heads, self.tp))
+
+    def logits(self, dtype: str, *, cut: bool = True) -> IntArray:
+        """One value a token and entry of the (cut) vocabulary, padded as the engine pads it."""
+        setting = self.setting
+        multiple = np.maximum(setting.profile.vocab_multiple * self.tp, 1)
+        padded = round_up(setting.model.vocab_size, multiple)
+        return bytes_of(self.tokens * (ceil_div(padded, self.tp) if cut else padded), dtype)

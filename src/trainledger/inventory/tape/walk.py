@@ -1,0 +1,247 @@
+"""Walk a program forward and backward: which storages are alive at which instant, and so the most that ever is.
+
+Rules of the walk, those of a reference-counted autograd:
+  a tensor lives from the operation that makes it to the last that uses it forward, or to the backward it waits for;
+  a gradient lives from the first backward that gives it to the backward of whatever made its tensor, and a second one
+  is added into the first; a checkpointed region runs again before its backward, and what it makes then is new.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainledger.arrays import IntArray
+from trainledger.inventory.tape.program import Bytes, Op, Program, Value
+
+Kind = Literal["tensor", "gradient", "weight gradient", "work"]
+Phase = Literal["forward", "again", "backward"]
+
+
+@dataclasses.dataclass(slots=True)
+class Storage:
+    """Bytes that are alive from instant `born` to instant `last`, both included; -1 is before the first.
+
+    leaves   it outlives the tape: a gradient that goes on to whatever ran before
+    """
+
+    name: str
+    nbytes: Bytes
+    kind: Kind
+    born: int
+    last: int
+    leaves: bool = False
+
+    def touch(self, instant: int) -> None:
+        """Still needed then."""
+        self.last = max(self.last, instant)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tape:
+    """Storages with lifetimes. instants: (phase, operation) in order; turn: how many of them are forward."""
+
+    instants: tuple[tuple[Phase, str], ...]
+    turn: int
+    storages: tuple[Storage, ...]
+
+    @cached_property
+    def bytes(self) -> IntArray:
+        """[storages, plans]."""
+        if not self.storages:
+            return np.zeros((1, 1), dtype=np.int64)
+        return np.stack(np.broadcast_arrays(*(np.atleast_1d(s.nbytes) for s in self.storages))).astype(np.int64)
+
+    @cached_property
+    def alive(self) -> NDArray[np.bool_]:
+        """[instants, storages]."""
+        at = np.arange(len(self.instants))[:, None]
+        born = np.array([s.born for s in self.storages])
+        last = np.array([s.last for s in self.storages])
+        return (born <= at) & (at <= last)
+
+    @cached_property
+    def waits(self) -> NDArray[np.bool_]:
+        """[storages]: what is kept between forward and backward."""
+        return np.array([s.born < self.turn <= s.last and s.kind == "tensor" for s in self.storages], dtype=np.bool_)
+
+    @cached_property
+    def saved(self) -> IntArray:
+        """[plans]: bytes kept between forward and backward."""
+        return self.waits @ self.bytes
+
+    @cached_property
+    def handed(self) -> IntArray:
+        """[plans]: what is left when the backward is over: the gradients that go on to whatever ran before."""
+        return np.array([s.leaves for s in self.storages], dtype=np.bool_) @ self.bytes
+
+    @cached_property
+    def weight_gradients(self) -> IntArray:
+        """[instants, plans]: gradients that the backward has given weights so far."""
+        chosen = np.array([s.kind == "weight gradient" for s in self.storages], dtype=np.bool_)
+        return (self.alive & chosen).astype(np.int64) @ self.bytes
+
+    @cached_property
+    def totals(self) -> IntArray:
+        """[instants, plans]: bytes alive, gradients of weights left out: an engine may keep those elsewhere."""
+        own = np.array([s.kind != "weight gradient" for s in self.storages])
+        return (self.alive & own).astype(np.int64) @ self.bytes
+
+    def peak(self, phase: Literal["forward", "backward"], *, weights: bool = False) -> tuple[IntArray, IntArray]:
+        """([plans] the most that is alive in a phase, [plans] the instant); running again belongs to the backward.
+
+        weights   with the gradients of weights, which then lie beside the rest until the part has run
+        """
+        first, end = (0, self.turn) if phase == "forward" else (self.turn, len(self.instants))
+        part = (self.totals + self.weight_gradients if weights else self.totals)[first:end]
+        return part.max(axis=0), part.argmax(axis=0) + first
+
+    def at(self, instant: int, plan: int = 0) -> list[tuple[str, Kind, int]]:
+        """(name, kind, bytes) of what is alive at an instant, largest first."""
+        alive: list[tuple[str, Kind, int]] = []
+        for index, storage in enumerate(self.storages):
+            nbytes = int(self.bytes[index, plan])
+            if self.alive[instant, index] and nbytes:
+                alive.append((storage.name, storage.kind, nbytes))
+        return sorted(alive, key=lambda entry: -entry[2])
+
+
+def walk(program: Program, output: Value | None) -> Tape:
+    """The tape of a program whose last tensor is handed on; None: a loss, whose gradient takes no room."""
+    return _Walk(program, output).tape()
+
+
+class _Walk:
+    def __init__(self, program: Program, output: Value | None) -> None:
+        self.program = program
+        self.output = output
+        self.steps = _timeline(program)
+        self.turn = len(program.ops)
+        self.end = len(self.steps) - 1
+        self.back = {op: i for i, (phase, op) in enumerate(self.steps) if phase == "backward"}
+        self.made_in = {value.root: op.region for op in program.ops for value in op.outputs if value.view_of is None}
+        self.made_in.update({value: op.region for op in program.ops for value in op.made})
+        self.pinned = {v.root for op in program.ops if op.pinned and op.region for v in op.outputs}
+        self.storages: list[Storage] = []
+        self.first: dict[Value, Storage] = {}
+        self.second: dict[Value, Storage] = {}
+        self.gradients: dict[Value, Storage] = {}
+
+    def tape(self) -> Tape:
+        for value in self.program.inputs:
+            self.first[value] = self._new(value.name, value.nbytes, "tensor", -1)
+        if self.output is not None:
+            self.gradients[self.output] = self._new("gradient of the output", self.output.nbytes, "gradient", self.turn)
+        for instant, (phase, op) in enumerate(self.steps):
+            if phase == "backward":
+                self._backward(op, instant)
+            else:
+                self._forward(op, instant, again=phase == "again")
+        self._outlive()
+        return Tape(instants=tuple(_named(self.steps)), turn=self.turn, storages=tuple(self.storages))
+
+    def _new(self, name: str, nbytes: Bytes, kind: Kind, born: int) -> Storage:
+        storage = Storage(name, nbytes, kind, born, born)
+        self.storages.append(storage)
+        return storage
+
+    def _work(self, op: Op, nbytes: Bytes, instant: int) -> None:
+        if not isinstance(nbytes, int) or nbytes:
+            self._new(f"{op.name}: work", nbytes, "work", instant)
+
+    def _storage(self, value: Value, region: int, *, again: bool) -> Storage:
+        """Where a tensor lies as an operation of `region` sees it; run again, a region sees what it made anew."""
+        root = value.root
+        inside = again and self.made_in.get(root, 0) == region and root not in self.pinned
+        return self.second[root] if inside else self.first[root]
+
+    def _forward(self, op: Op, instant: int, *, again: bool) -> None:
+        first_time_in_region = op.region > 0 and not again
+        for value in op.inputs:
+            self._storage(value, op.region, again=again).touch(instant)
+        self._work(op, op.work, instant)
+        table = self.second if again else self.first
+        made = () if first_time_in_region else op.made
+        for value in (*op.outputs, *made):
+            if value.view_of is None and not (again and value in self.pinned):
+                table[value] = self._new(value.name, value.nbytes, "tensor", instant)
+        if first_time_in_region:
+            self._keep_region_inputs(op)
+        else:
+            for value in op.keeps:
+                self._storage(value, op.region, again=again).touch(self.back[op])
+
+    def _keep_region_inputs(self, op: Op) -> None:
+        """A checkpoint keeps what its region reads from outside, and what is pinned, until its backward is over."""
+        over = max(self.back[other] for other in self.program.ops if other.region == op.region)
+        for value in op.inputs:
+            if self.made_in.get(value.root, 0) != op.region:
+                self.first[value.root].touch(over)
+        if op.pinned:
+            for value in op.outputs:
+                self.first[value.root].touch(self.back[op])
+
+    def _backward(self, op: Op, instant: int) -> None:
+        coming = [self.gradients[v] for v in op.outputs if v in self.gradients]
+        if not coming and not (self.output is None and op is self.program.ops[-1]):
+            return
+        for gradient in coming:
+            gradient.touch(instant)
+        self._work(op, op.back_work, instant)
+        for name, nbytes in op.weights:
+            self._new(name, nbytes, "weight gradient", instant).touch(self.end)
+        for value in op.inputs:
+            if value.differentiable:
+                self._give(op, value, coming, instant)
+
+    def _give(self, op: Op, value: Value, coming: list[Storage], instant: int) -> None:
+        """The gradient of one input: the output's own, written over a kept tensor, new, or added to what is there."""
+        there = value in self.gradients
+        if op.passes and coming:
+            self.gradients.setdefault(value, coming[0]).touch(instant)
+        elif op.grad_into is not None:
+            over = self._storage(op.grad_into, op.region, again=op.region > 0)
+            over.touch(instant)
+            self.gradients.setdefault(value, over)
+        elif there:
+            self._new(f"gradient of {value.name}, second", value.nbytes, "gradient", instant)
+        else:
+            self.gradients[value] = self._new(f"gradient of {value.name}", value.nbytes, "gradient", instant)
+        self.gradients[value].touch(instant)
+
+    def _outlive(self) -> None:
+        """What is handed on, what a local variable holds, and gradients that leave with the tape."""
+        if self.output is not None:
+            self.first[self.output.root].touch(self.turn - 1)
+        for value, until in self.program.held.items():
+            self.first[value.root].touch(until if until >= 0 else self.turn - 1)
+        for value in self.program.inputs:
+            if value in self.gradients:
+                self.gradients[value].touch(self.end)
+                self.gradients[value].leaves = True
+
+
+def _named(steps: list[tuple[Phase, Op]]) -> Iterator[tuple[Phase, str]]:
+    for phase, op in steps:
+        yield phase, op.name
+
+
+def _timeline(program: Program) -> list[tuple[Phase, Op]]:
+    """Forward in order; backward in reverse, where a region runs again before its last operation's backward."""
+    steps: list[tuple[Phase, Op]] = [("forward", op) for op in program.ops]
+    started: set[int] = set()
+    for op in reversed(program.ops):
+        if op.region and op.region not in started:
+            started.add(op.region)
+            members = [other for other in program.ops if other.region == op.region]
+            keeping = [i for i, member in enumerate(members) if member.keeps]
+            if program.early_stop[op.region]:
+                members = members[: keeping[-1] + 1 if keeping else 0]
+            steps.extend(("again", member) for member in members)
+        steps.append(("backward", op))
+    return steps

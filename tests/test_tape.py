@@ -1,0 +1,131 @@
+"""Programs walked by hand: what is alive at which instant, and what is kept in between."""
+
+import numpy as np
+import pytest
+
+from trainledger.inventory.tape import Program, Tape, Value, walk
+
+
+def network(program: Program, x: Value) -> Value:
+    normed = program.op("norm", x, 2, keeps=(x,), made={"rstd": 1})
+    up = program.op("up", normed, 8, keeps=(normed,), weights={"up.weight": 5})
+    act = program.op("act", up, 8, keeps=(up,))
+    down = program.op("down", act, 2, keeps=(act,), weights={"down.weight": 7})
+    return program.op("add", (x, down), 2, passes=True)
+
+
+def plain() -> Tape:
+    program = Program()
+    return walk(program, network(program, program.input("x", 2)))
+
+
+def recomputed(*, early_stop: bool) -> Tape:
+    program = Program()
+    x = program.input("x", 2)
+    with program.recomputed(early_stop=early_stop):
+        y = network(program, x)
+    return walk(program, y)
+
+
+def at(tape: Tape, phase: str, name: str) -> int:
+    return int(tape.totals[tape.instants.index((phase, name)), 0])  # type: ignore[arg-type]
+
+
+def test_a_tensor_that_two_operations_keep_is_kept_once() -> None:
+    assert plain().saved.tolist() == [2 + 1 + 2 + 8 + 8]
+
+
+def test_backward_holds_what_is_kept_and_the_gradients_on_their_way() -> None:
+    tape = plain()
+    # x 2, rstd 1, normed 2, up 8, act 8; the gradient that waits at the residual 2, that of act 8
+    assert at(tape, "backward", "down") == 21 + 2 + 8
+    # act is gone; up and its gradient are there
+    assert at(tape, "backward", "act") == 13 + 2 + 8 + 8
+    # at the end x, rstd, the gradient of normed, and both gradients of x before they are one
+    assert at(tape, "backward", "norm") == 3 + 2 + 2 + 2
+    assert tape.handed.tolist() == [2]
+
+
+def test_gradients_of_weights_stay_beside_the_rest_until_the_part_has_run() -> None:
+    tape = plain()
+    assert tape.weight_gradients[-1].tolist() == [12]
+    assert tape.peak("backward", weights=True)[0].tolist() == [31 + 7]
+
+
+def test_a_region_keeps_its_input_and_runs_again() -> None:
+    tape = recomputed(early_stop=False)
+    assert tape.saved.tolist() == [2]
+    phases = [phase for phase, _ in tape.instants]
+    assert phases.count("again") == 5
+    assert tape.peak("backward")[0].tolist() == [31]
+
+
+def test_an_early_stop_runs_no_operation_of_which_nothing_is_kept() -> None:
+    again = [name for phase, name in recomputed(early_stop=True).instants if phase == "again"]
+    assert again == ["norm", "up", "act", "down"]
+
+
+def test_what_is_pinned_is_kept_through_a_region_and_not_made_again() -> None:
+    program = Program()
+    x = program.input("x", 2)
+    with program.recomputed():
+        up = program.op("up", x, 8, keeps=(x,), pinned=True)
+        act = program.op("act", up, 8, keeps=(up,))
+        down = program.op("down", act, 2, keeps=(act,))
+    tape = walk(program, down)
+    assert tape.saved.tolist() == [2 + 8]
+    # running again makes the activation alone: up is there
+    assert at(tape, "again", "act") == 2 + 8 + 8 + 2
+
+
+def test_a_view_takes_no_room_and_keeps_its_whole_storage() -> None:
+    program = Program()
+    x = program.input("x", 4)
+    mixed = program.op("mixed", x, 12, keeps=(x,))
+    query, _ = program.split("split", mixed, {"q": 4, "rest": 8})
+    out = program.op("attention", query, 4, keeps=(query,))
+    tape = walk(program, out)
+    assert tape.saved.tolist() == [4 + 12]
+    # the backward of the split makes the gradient of all three parts, that of q still there
+    assert at(tape, "backward", "split") == 4 + 4 + 12
+
+
+def test_a_gradient_may_be_written_over_what_was_kept() -> None:
+    program = Program()
+    x = program.input("x", 4)
+    logits = program.op("logits", x, 100, keeps=(x,))
+    program.op("loss", logits, 0, keeps=(logits,), grad_into=logits)
+    tape = walk(program, None)
+    assert tape.peak("backward")[0].tolist() == [4 + 100 + 4]
+
+
+def test_a_local_variable_holds_its_tensor_until_its_function_returns() -> None:
+    program = Program()
+    x = program.input("x", 4, differentiable=False)
+    up = program.op("up", x, 8)
+    program.hold(up)
+    act = program.op("act", up, 8)
+    out = program.op("down", act, 4)
+    program.drop(up)
+    assert at(walk(program, out), "forward", "down") == 8 + 8 + 4
+
+
+def test_sizes_are_arrays_over_plans() -> None:
+    program = Program()
+    x = program.input("x", np.array([2, 4]))
+    y = program.op("square", x, np.array([2, 4]), keeps=(x,), back_work=1)
+    tape = walk(program, y)
+    assert tape.saved.tolist() == [2, 4]
+    assert tape.peak("backward")[0].tolist() == [2 + 2 + 2 + 1, 4 + 4 + 4 + 1]
+
+
+def test_regions_do_not_nest() -> None:
+    program = Program()
+    with program.recomputed(), pytest.raises(AssertionError, match="inside another"), program.recomputed():
+        pass
+
+
+def test_what_is_alive_is_named_largest_first() -> None:
+    tape = plain()
+    where = tape.instants.index(("backward", "act"))
+    assert [name for name, _, _ in tape.at(where)][:3] == ["up", "gradient of act", "gradient of up"]
