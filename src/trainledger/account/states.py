@@ -131,25 +131,37 @@ class StateAccount:
 
 def state_account(inventory: Inventory, plans: Plans) -> StateAccount:
     """The states of every plan, computed once per distinct combination of the columns they depend on."""
+    parts, index = distinct_shares(inventory, plans)
+    return joined([account_of(inventory, own, index) for own in parts])
+
+
+def distinct_shares(inventory: Inventory, plans: Plans) -> tuple[list[Shares], IntArray]:
+    """(the shares of distinct plans, those of each zero_stage apart; which of them all, in order, is a plan's).
+
+    Buffers exist under some stages only: each stage apart computes none that it lacks.
+    """
     accumulating = dataclasses.replace(plans, num_microbatches=np.minimum(plans.num_microbatches, 2))
     distinct, index = accumulating.distinct(COLUMNS)
-    # buffers exist under some stages only: each stage apart computes none that it lacks
     staged, place = distinct.by_zero_stage()
-    parts = [account_of(inventory, shares(inventory, plans), index) for plans in staged]
+    return [shares(inventory, part) for part in staged], place[index]
+
+
+def joined(parts: list[StateAccount]) -> StateAccount:
+    """One account of the parts put one after another."""
     if len(parts) == 1:
         return parts[0]
     return StateAccount(
-        index=place[index],
+        index=parts[0].index,
         pp_stage=stacked([part.pp_stage for part in parts]),
         held={key: stacked([part.held[key] for part in parts]) for key in parts[0].held},
         host=stacked([part.host for part in parts]),
     )
 
 
-def account_of(inventory: Inventory, own: Shares, index: IntArray, *, passing: bool = True) -> StateAccount:
+def account_of(inventory: Inventory, own: Shares, index: IntArray, *, with_passing: bool = True) -> StateAccount:
     """The states of shares already worked out; `index` says which of them answers for each plan asked about.
 
-    passing   with the buffers that come and go within a step, which account/memory places itself
+    with_passing   with the buffers that come and go within a step, which account/memory places itself
     """
     plans = own.plans
     zeros = np.zeros_like(own.pp_stage)
@@ -158,7 +170,7 @@ def account_of(inventory: Inventory, own: Shares, index: IntArray, *, passing: b
     passing: dict[tuple[Category, Instant], IntArray] = {}
     for buffer in inventory.buffers:
         exists, anywhere = standing(own, buffer)
-        if not anywhere or (buffer.row.passing and not passing):
+        if not anywhere or (buffer.row.passing and not with_passing):
             continue
         amount = buffer_bytes(own, buffer) * exists[:, None]
         category = buffer.row.category

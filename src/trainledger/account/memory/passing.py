@@ -5,11 +5,16 @@ An engine that keeps nothing of the kind answers zero everywhere. All answers ar
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from trainledger.account.shares import Shares
 from trainledger.arrays import IntArray
 from trainledger.inventory.inventory import Inventory
+
+Part = Literal["forward", "backward", "handed", "none"]
+"""What happens at a place: a layer runs forward; it runs backward; its gradients are handed over; nothing runs."""
 
 
 class Passing:
@@ -24,21 +29,29 @@ class Passing:
         """Zero bytes for every stage."""
         return np.zeros_like(self.own.pp_stage)
 
+    def at(self, part: Part, slot: int, first: bool) -> IntArray:  # the three words that name a place
+        """What passes at a place; of the layers of a slot, `first` is the first that runs backward."""
+        match part:
+            case "forward":
+                return self.forward(slot)
+            case "backward":
+                return self.backward(slot, first=first)
+            case "handed":
+                return self.handed(slot, first=first)
+            case "none":
+                return self.none
+
     def forward(self, slot: int) -> IntArray:
         """While the last layer of a slot runs forward."""
         del slot
         return self.none
 
-    def loss(self) -> IntArray:
-        """While what follows the last block runs forward and backward."""
-        return self.none
-
     def backward(self, slot: int, *, first: bool) -> IntArray:
-        """While a layer runs backward: the first in that order, or the last."""
+        """While a layer runs backward."""
         del slot, first
         return self.none
 
-    def reduced(self, slot: int, *, first: bool) -> IntArray:
+    def handed(self, slot: int, *, first: bool) -> IntArray:
         """When the gradients of a layer are handed over, its activations gone."""
         del slot, first
         return self.none

@@ -1,0 +1,188 @@
+"""Activations at each place of a step: what micro-batches and layers keep, and the walk of the layer that runs.
+
+Layers of a kind are alike, so the walk of one stands for all; only the first and the last that run backward differ, in
+what else is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from trainledger.account.activations import in_flight_chunks
+from trainledger.account.memory.passing import Part
+from trainledger.arrays import IntArray, ceil_div
+from trainledger.inventory.blocks import parts_of
+from trainledger.inventory.inventory import Inventory
+from trainledger.inventory.tape import Tape
+from trainledger.inventory.tensors import BoolArray
+from trainledger.plans.plan import Plans
+from trainledger.profiles.profile import Instant
+
+COLUMNS = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "mbs", "num_microbatches")
+"""The columns of a plan that activations depend on."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """A place of the step.
+
+    label      in words
+    states     which instant's states are there
+    part       what happens (passing.py)
+    slot       the place of inventory/slots.py that runs; -1: none
+    first      of the layers of that slot the first that runs backward
+    kept       [plans, rows]: activations that wait, this layer's own left out
+    walked     [plans, rows]: the layer's own at its highest instant
+    here       [plans, rows]: which stages have the place at all
+    tape, at   whose highest instant it is, and [plans] which; None where no layer runs
+    """
+
+    label: str
+    states: Instant
+    kept: IntArray
+    walked: IntArray
+    here: BoolArray
+    part: Part = "none"
+    slot: int = -1
+    first: bool = False
+    tape: Tape | None = None
+    at: IntArray | None = None
+
+    @property
+    def active(self) -> IntArray:
+        """[plans, rows]: all activations of the place."""
+        return self.kept + self.walked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Active:
+    """places: in the order of a step; saved: [plans, rows] what all micro-batches in flight keep at the turn."""
+
+    places: tuple[Place, ...]
+    saved: IntArray
+
+
+def active(inventory: Inventory, plans: Plans) -> Active:
+    """The places of every distinct stage of each plan."""
+    counts, pp_stage = inventory.stage_counts(plans)
+    setting = inventory.setting
+    if (setting.model.params_only and not setting.model.blocks) or not setting.profile.activations:
+        return Active(places=tuple(_idle(np.zeros_like(pp_stage))), saved=np.zeros_like(pp_stage))
+    return _Stages(inventory, plans, counts, pp_stage).active()
+
+
+def _idle(nothing: IntArray) -> list[Place]:
+    """The places where no layer runs, and the turn, which a count of parameters has too."""
+    everywhere = np.ones_like(nothing, dtype=np.bool_)
+    ends: tuple[tuple[str, Instant], ...] = (
+        ("between steps", "rest"),
+        ("turn from forward to backward", "loss"),
+        ("end of backward", "backward"),
+        ("optimizer step", "step"),
+    )
+    return [Place(label=label, states=states, kept=nothing, walked=nothing, here=everywhere) for label, states in ends]
+
+
+class _Stages:
+    def __init__(self, inventory: Inventory, plans: Plans, counts: IntArray, pp_stage: IntArray) -> None:
+        self.at = inventory.table.at
+        self.parts = parts_of(inventory, plans)
+        self.with_weights = inventory.setting.profile.memory.unit_gradients
+        self.slots = [slot for slot, _ in inventory.layers]
+        self.counts = counts
+        self.layers = counts[:, :, self.slots]
+        self.losses = inventory.losses(counts)
+        self.embeds = counts[:, :, self.at.embedding] > 0
+        saved = np.stack(np.broadcast_arrays(*(tape.saved for tape in self.parts.blocks), plans.mbs)[:-1], axis=-1)
+        self.embedded = self.embeds * self.parts.embedding.saved[:, None]
+        whole = np.einsum("uk,urk->ur", saved, self.layers) + self.embedded
+        vpp = plans.vpp[:, None]
+        chunks = in_flight_chunks(plans, pp_stage, inventory.setting.scenario.schedule)
+        # the micro-batch that runs now is one of those in flight
+        self.others = ceil_div(whole, vpp) * np.maximum(chunks - vpp, 0)
+        self.chunk = np.where(chunks < vpp, ceil_div(whole, vpp) * chunks, whole)
+
+    def active(self) -> Active:
+        places = [*self._forward(), *self._output(), *self._backward(), *_idle(np.zeros_like(self.others))]
+        saved = self.others + self.chunk + self.losses * self.parts.final.saved[:, None]
+        return Active(places=tuple(places), saved=saved)
+
+    def _peak(self, tape: Tape, phase: Literal["forward", "backward"]) -> tuple[IntArray, IntArray]:
+        if phase == "forward":
+            return tape.peak("forward")
+        return tape.peak("backward", weights=self.with_weights)
+
+    def _place(
+        self,
+        phase: Literal["forward", "backward"],
+        what: str,
+        slot: int,
+        tape: Tape,
+        kept: IntArray,
+        here: BoolArray,
+        *,
+        first: bool = False,
+    ) -> Place:
+        most, at = self._peak(tape, phase)
+        last = phase == "backward" and not first
+        return Place(
+            label=f"{phase} of {what}",
+            states="backward" if last else "loss",
+            part=phase,
+            slot=slot,
+            first=first,
+            kept=kept,
+            walked=np.broadcast_to(most[:, None], kept.shape),
+            here=here,
+            tape=tape,
+            at=at,
+        )
+
+    def _named(self, index: int) -> str:
+        return "layer" if len(self.slots) == 1 else f"layer of kind {index + 1}"
+
+    def _forward(self) -> list[Place]:
+        """The last layer of each kind runs forward: all others of its chunk have kept theirs."""
+        places: list[Place] = []
+        for index, (slot, tape) in enumerate(zip(self.slots, self.parts.blocks, strict=True)):
+            kept = self.others + self.chunk - np.minimum(tape.saved[:, None], self.chunk)
+            here = self.layers[:, :, index] > 0
+            places.append(self._place("forward", f"the last {self._named(index)}", slot, tape, kept, here))
+        return places
+
+    def _output(self) -> list[Place]:
+        tape, here = self.parts.final, self.losses > 0
+        kept = self.others + self.chunk + np.maximum(self.losses - 1, 0) * tape.saved[:, None]
+        what = "the output layer and loss"
+        return [
+            self._place("forward", what, self.at.final, tape, kept, here),
+            self._place("backward", what, self.at.final, tape, kept, here, first=True),
+        ]
+
+    def _backward(self) -> list[Place]:
+        places: list[Place] = []
+        for index, (slot, tape) in enumerate(zip(self.slots, self.parts.blocks, strict=True)):
+            here = self.layers[:, :, index] > 0
+            top = self.others + self.chunk - np.minimum(tape.saved[:, None], self.chunk)
+            for first, kept in ((True, top), (False, self.others + self.embedded)):
+                what = f"the {'last' if first else 'first'} {self._named(index)}"
+                place = self._place("backward", what, slot, tape, kept, here, first=first)
+                places += [place, self._handed(place, tape)]
+        tape = self.parts.embedding
+        place = self._place("backward", "the embedding", self.at.embedding, tape, self.others, self.embeds)
+        return [*places, place, self._handed(place, tape)]
+
+    @staticmethod
+    def _handed(place: Place, tape: Tape) -> Place:
+        """The layer has run: its activations are gone, and its gradients are handed over."""
+        return dataclasses.replace(
+            place,
+            label=f"gradients handed over after the {place.label}",
+            part="handed",
+            walked=np.broadcast_to(tape.handed[:, None], place.kept.shape),
+            tape=None,
+            at=None,
+        )
