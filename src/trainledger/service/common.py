@@ -12,10 +12,10 @@ from trainledger.arrays import ints
 from trainledger.errors import UsageError
 from trainledger.facts.workload import DEFAULT_SEQ, LORA_DEFAULT_TARGETS, Workload
 from trainledger.inventory.inventory import Inventory
+from trainledger.plans.limits import check_countable, check_degrees, check_microbatches, check_workload
 from trainledger.plans.plan import Plans, Scenario, data_parallel_degree, make_plans, num_microbatches
 from trainledger.plans.setting import Setting, make_setting
 from trainledger.rules import REFUSALS, RULES, findings, require
-from trainledger.service.limits import check_countable, check_degrees, check_microbatches, check_workload
 from trainledger.service.models import find_model
 from trainledger.service.plan_file import overlay
 from trainledger.service.requests import PlanRequest, RunRequest

@@ -10,11 +10,11 @@ import msgspec
 import trainledger
 from trainledger.errors import UsageError
 from trainledger.facts.model import Model
+from trainledger.plans.limits import between
 from trainledger.search.change import Change
 from trainledger.search.search import DOES_NOT_FIT, STATES_DO_NOT_FIT, Candidate, SearchResult, Sort, run_search
 from trainledger.service.common import Note, Run, notes, resolve
 from trainledger.service.ledger import Engine, engine_of
-from trainledger.service.limits import between
 from trainledger.service.plan_file import overlay
 from trainledger.service.requests import ANSWER, PlanRequest, flag
 

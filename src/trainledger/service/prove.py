@@ -16,6 +16,7 @@ from trainledger.account.peak import single_peak
 from trainledger.account.rank import Prediction, rank_lines
 from trainledger.errors import BadInput, UsageError
 from trainledger.inventory.inventory import Inventory
+from trainledger.plans.limits import between
 from trainledger.plans.ranks import world_size
 from trainledger.plans.setting import Setting
 from trainledger.profiles import covers
@@ -25,7 +26,6 @@ from trainledger.runtime.observe.observation import Observation
 from trainledger.runtime.progress import Progress
 from trainledger.service.common import Note, notes
 from trainledger.service.ledger import Engine, PlanDegrees, engine_of
-from trainledger.service.limits import between
 from trainledger.service.prove_launch import FORKED_BYTES, STARTED_BYTES, How, Runner, launch
 from trainledger.service.prove_plan import Planned, planned
 from trainledger.service.prove_request import Request

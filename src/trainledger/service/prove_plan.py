@@ -11,13 +11,13 @@ import msgspec
 from trainledger.errors import UsageError
 from trainledger.facts.model import Model
 from trainledger.facts.workload import DEFAULT_SEQ
+from trainledger.plans.limits import between
 from trainledger.plans.plan import Plans, make_plans
 from trainledger.plans.setting import make_setting
 from trainledger.rules import REFUSALS, RUNTIME, Rule, findings, require
 from trainledger.rules.runtime import DRY, FORKED, learned_positions
 from trainledger.runtime.spec import RunSpec
 from trainledger.service.common import Run, resolve
-from trainledger.service.limits import between
 from trainledger.service.models import find_config
 from trainledger.service.plan_file import overlay
 from trainledger.service.prove_request import DEFAULTS, Request
