@@ -13,6 +13,10 @@ from contextlib import contextmanager
 from trainledger.arrays import IntArray
 
 Bytes = IntArray | int
+Work = Bytes | tuple[Bytes, ...]
+
+TO_THE_TURN, TO_THE_END = -1, -2
+"""How long a variable stays that nobody drops: as long as the forward, or the backward too."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -37,7 +41,7 @@ class Op:
     keeps        tensors that wait for its backward: its inputs, its outputs, or `made` by it for that purpose alone
     made         tensors that only the backward reads, such as softmax statistics
     weights      (name, bytes) of the gradients that its backward gives its weights
-    work         bytes it needs beside inputs and outputs while it runs forward
+    work         bytes it needs beside inputs and outputs while it runs forward; several where they are several tensors
     back_work    the same while it runs backward
     passes       its inputs' gradients are its output's: an addition, a reshape, a fused epilogue
     grad_into    the kept tensor that its input's gradient is written over
@@ -51,8 +55,8 @@ class Op:
     keeps: tuple[Value, ...] = ()
     made: tuple[Value, ...] = ()
     weights: tuple[tuple[str, Bytes], ...] = ()
-    work: Bytes = 0
-    back_work: Bytes = 0
+    work: Work = 0
+    back_work: Work = 0
     passes: bool = False
     grad_into: Value | None = None
     region: int = 0
@@ -92,8 +96,8 @@ class Program:
         keeps_output: bool = False,
         made: Mapping[str, Bytes] | None = None,
         weights: Mapping[str, Bytes] | None = None,
-        work: Bytes = 0,
-        back_work: Bytes = 0,
+        work: Work = 0,
+        back_work: Work = 0,
         passes: bool = False,
         in_place: bool = False,
         grad_into: Value | None = None,
@@ -134,9 +138,12 @@ class Program:
         self.ops.append(Op(name=name, inputs=(value,), outputs=(output,), passes=True, region=self._region))
         return output
 
-    def hold(self, value: Value) -> None:
-        """A local variable: the tensor stays as long as the operations that are added from here to the next `drop`."""
-        self.held[value] = -1
+    def hold(self, value: Value, *, through_backward: bool = False) -> None:
+        """A local variable: the tensor stays as long as the operations that are added from here to the next `drop`.
+
+        through_backward   it is a variable of whoever runs the backward too, and stays to its end
+        """
+        self.held[value] = TO_THE_END if through_backward else TO_THE_TURN
 
     def drop(self, *values: Value) -> None:
         """The function that held these tensors returns."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainledger.arrays import IntArray
-from trainledger.inventory.tape.program import Bytes, Op, Program, Value
+from trainledger.inventory.tape.program import TO_THE_END, TO_THE_TURN, Bytes, Op, Program, Value, Work
 
 Kind = Literal["tensor", "gradient", "weight gradient", "work"]
 Phase = Literal["forward", "again", "backward"]
@@ -54,7 +54,7 @@ class Tape:
     def bytes(self) -> IntArray:
         """[storages, plans]."""
         if not self.storages:
-            return np.zeros((1, 1), dtype=np.int64)
+            return np.zeros((0, 1), dtype=np.int64)
         return np.stack(np.broadcast_arrays(*(np.atleast_1d(s.nbytes) for s in self.storages))).astype(np.int64)
 
     @cached_property
@@ -99,6 +99,8 @@ class Tape:
         """
         first, end = (0, self.turn) if phase == "forward" else (self.turn, len(self.instants))
         part = (self.totals + self.weight_gradients if weights else self.totals)[first:end]
+        if not len(part):
+            return np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
         return part.max(axis=0), part.argmax(axis=0) + first
 
     def at(self, instant: int, plan: int = 0) -> list[tuple[str, Kind, int]]:
@@ -150,9 +152,10 @@ class _Walk:
         self.storages.append(storage)
         return storage
 
-    def _work(self, op: Op, nbytes: Bytes, instant: int) -> None:
-        if not isinstance(nbytes, int) or nbytes:
-            self._new(f"{op.name}: work", nbytes, "work", instant)
+    def _work(self, op: Op, work: Work, instant: int) -> None:
+        for nbytes in work if isinstance(work, tuple) else (work,):
+            if not isinstance(nbytes, int) or nbytes:
+                self._new(f"{op.name}: work", nbytes, "work", instant)
 
     def _storage(self, value: Value, region: int, *, again: bool) -> Storage:
         """Where a tensor lies as an operation of `region` sees it; run again, a region sees what it made anew."""
@@ -219,7 +222,8 @@ class _Walk:
         if self.output is not None:
             self.first[self.output.root].touch(self.turn - 1)
         for value, until in self.program.held.items():
-            self.first[value.root].touch(until if until >= 0 else self.turn - 1)
+            undropped = {TO_THE_TURN: self.turn - 1, TO_THE_END: self.end}
+            self.first[value.root].touch(undropped.get(until, until))
         for value in self.program.inputs:
             if value in self.gradients:
                 self.gradients[value].touch(self.end)
