@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainledger.account.activations import activation_bytes
 from trainledger.account.ledger import entry
-from trainledger.account.peak import peak_of, total_bytes
+from trainledger.account.memory import stage_memory
+from trainledger.account.peak import peak_of
 from trainledger.account.states import StateAccount, state_account
 from trainledger.account.traffic import wire_totals
 from trainledger.facts.by_hand import model_from_count
@@ -98,7 +98,7 @@ def weight_shares() -> list[Share]:
     for name, scenario, columns in SHARE_CASES:
         inventory, plans = Inventory(setting_of(load_model(name), scenario)), make_plans(columns)
         account = state_account(inventory, plans)
-        peak = peak_of(account, activation_bytes(inventory, plans))
+        peak = peak_of(stage_memory(inventory, plans))
         where = int(np.argmax(account.pp_stage[0] == peak.pp_stage))
         weights = int(account.held["weights", peak.instant][0, where])
         degrees = [f"{axis.split('_')[0]} {columns[axis]}" for axis in ("tp", "pp", "dp_shard") if axis in columns]
@@ -220,7 +220,7 @@ def held_by_plain_zero(model: str) -> dict[tuple[int, int], int]:
     inventory = Inventory(setting_of(load_model(model), {"engine": "paper"}))
     keys = [(cards, stage) for cards in FIT_CARDS[model] for stage in STAGES]
     plans = make_plans({"dp_shard": [cards for cards, _ in keys], "zero_stage": [stage for _, stage in keys]})
-    return dict(zip(keys, map(int, total_bytes(inventory, plans)), strict=True))
+    return dict(zip(keys, map(int(inventory, plans)), strict=True))
 
 
 def usable_bytes() -> int:

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from hypothesis import strategies as st
 
-from trainledger.account.activations import activation_bytes
+from trainledger.account.memory import stage_memory
 from trainledger.account.shares import shares
 from trainledger.account.states import state_account
 from trainledger.account.traffic import all_traffic
@@ -136,7 +136,7 @@ def state_rows(setting: Setting, plans: Plans) -> list[list[tuple[int, ...]]]:
     """Per plan and stage row: every category at every instant, host, and activations, as plain integers."""
     inventory = Inventory(setting)
     account = state_account(inventory, plans)
-    activations = activation_bytes(inventory, plans)
+    activations = stage_memory(inventory, plans).saved
     out: list[list[tuple[int, ...]]] = []
     for plan in range(len(plans)):
         row = int(account.index[plan])

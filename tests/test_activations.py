@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from trainledger.account.activations import activation_bytes
+from trainledger.account.memory import stage_memory
 from trainledger.account.rank import rank_lines
 from trainledger.facts.presets import load_preset
 from trainledger.facts.workload import Workload
@@ -29,7 +29,7 @@ def test_the_search_counts_the_receive_buffers_that_each_rank_is_predicted_to_ho
     inventory = Inventory(setting)
     traffic = msgspec.structs.replace(setting.profile.traffic, keeps_received=False)
     without = dataclasses.replace(setting, profile=msgspec.structs.replace(setting.profile, traffic=traffic))
-    received = activation_bytes(inventory, plans) - activation_bytes(Inventory(without), plans)
+    received = stage_memory(inventory, plans).saved - stage_memory(Inventory(without), plans).saved
     for row, pp_stage in enumerate(inventory.stage_counts(plans)[1][0]):
         held = rank_lines(inventory, plans, int(pp_stage) * tp).held["rest"]
         assert received[0, row] == sum(line.amount for name, line in held.items() if "/received " in name)

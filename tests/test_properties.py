@@ -25,9 +25,9 @@ from strategies import (
     state_rows,
 )
 from trainledger import dtypes
-from trainledger.account.activations import activation_bytes
 from trainledger.account.ledger import entry
-from trainledger.account.peak import peak_of, peak_totals
+from trainledger.account.memory import stage_memory
+from trainledger.account.peak import peak_of
 from trainledger.account.shares import shares
 from trainledger.account.states import account_of, state_account
 from trainledger.account.traffic import all_traffic, wire_totals
@@ -241,9 +241,9 @@ def test_a_peak_is_the_largest_total_over_stages_and_instants() -> None:
     setting = setting_of(llama("8b"), engine="megatron", recompute="none")
     inventory = Inventory(setting)
     plans = plan_of(pp=4, tp=2, dp_shard=8, zero_stage=1, num_microbatches=8)
-    account, saved = state_account(inventory, plans), activation_bytes(inventory, plans)
-    peak = peak_of(account, saved)
-    assert peak.total_bytes == int(peak_totals(account, saved)[0])
+    memory = stage_memory(inventory, plans)
+    peak = peak_of(memory)
+    assert peak.total_bytes == int(memory.allocated[0])
     assert peak.total_bytes == max(peak.at_instants.values())
     held_lines = [line for line in entry(inventory, plans).lines if line.id.startswith("held/")]
     assert {line.pp_stage for line in held_lines} == {peak.pp_stage}

@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from trainledger.account.activations import activation_bytes
-from trainledger.account.ledger import entry, peak_of
+from trainledger.account.ledger import entry
+from trainledger.account.memory import stage_memory
+from trainledger.account.peak import peak_of
 from trainledger.account.states import state_account
 from trainledger.errors import Refused
 from trainledger.facts.cluster import find_accelerator, find_cluster
@@ -32,7 +33,7 @@ def setting_of(model: str, card: str, workload: Workload | None = None, **scenar
 def total_of(setting: Setting, plan: dict[str, int], recompute: str, **scenario: object) -> int:
     inventory = Inventory(setting.under(recompute=recompute, **scenario))
     plans = make_plans(plan)
-    return peak_of(state_account(inventory, plans), activation_bytes(inventory, plans)).total_bytes
+    return peak_of(stage_memory(inventory, plans)).total_bytes
 
 
 @pytest.mark.parametrize(("model", "gpus"), [("llama-3-70b", 64), ("mixtral-8x7b", 16)])
@@ -153,7 +154,7 @@ def test_multi_token_prediction_is_trained() -> None:
         calls[0]["all_to_all", "ep", "routed tokens"] * (moe_layers + 1)
     )
     assert calls[1]["all_reduce", "tp", "loss statistics"] == 2 * calls[0]["all_reduce", "tp", "loss statistics"]
-    assert activation_bytes(more, plans)[0, 0] > activation_bytes(plain, plans)[0, 0]
+    assert stage_memory(more, plans).saved[0, 0] > stage_memory(plain, plans).saved[0, 0]
 
 
 def test_a_change_of_the_scenario_keeps_the_rest_of_the_setting() -> None:

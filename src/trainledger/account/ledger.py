@@ -8,10 +8,10 @@ from functools import cached_property, lru_cache
 import msgspec
 import numpy as np
 
-from trainledger.account.activations import activation_bytes
+from trainledger.account.memory import stage_memory
 from trainledger.account.peak import Peak, peak_of
 from trainledger.account.shares import Shares, shares
-from trainledger.account.states import account_of, buffer_bytes, on_host, standing, tensor_bytes
+from trainledger.account.states import buffer_bytes, on_host, standing, tensor_bytes
 from trainledger.account.traffic import all_traffic
 from trainledger.account.traffic.collectives import Collective
 from trainledger.inventory.buffers import Buffer
@@ -67,9 +67,7 @@ def entry(inventory: Inventory, plans: Plans) -> Entry:
     if len(plans) != 1:
         raise AssertionError("a ledger is one plan")
     own = shares(inventory, plans)
-    account = account_of(inventory, own, np.zeros(1, dtype=np.int64))
-    activations = activation_bytes(inventory, plans)
-    peak = peak_of(account, activations)
+    peak = peak_of(stage_memory(inventory, plans))
     where = int(np.argmax(own.pp_stage[0] == peak.pp_stage))
     calls = all_traffic(inventory, own)
     moved = tuple(_moved(call, where) for call in calls if call.count[0, where])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from trainledger.account.activations import activation_bytes
+from trainledger.account.memory import StageMemory, stage_memory
 from trainledger.account.shares import shares
-from trainledger.account.states import StateAccount, alive_at, buffer_bytes, on_host, plan_mask, state_account
-from trainledger.arrays import IntArray
+from trainledger.account.states import StateAccount, alive_at, buffer_bytes, on_host, plan_mask
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tensors import BoolArray
 from trainledger.lines import BASES, Basis
@@ -18,9 +17,13 @@ from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Instant
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and when a rank holds most: bytes by category at that stage, each at its own largest, and the total."""
+    """Where and when a rank holds most: bytes by category at that stage, each at its own largest, and the total.
+
+    place   the place of the step in words; `instant` is that of the states that are there
+    """
 
     pp_stage: int
+    place: str
     instant: Instant
     by_category: dict[Category, int]
     at_instants: dict[Instant, int]
@@ -30,44 +33,37 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     host_bytes: int
 
 
-def peak_of(account: StateAccount, activations: IntArray, plan: int = 0) -> Peak:
-    """The stage and instant at which plan number `plan` holds most.
-
-    Activations are alive at the loss; the states of every instant are compared with it.
-    """
-    row = int(account.index[plan])
-    kept = activations[plan]
-    totals = {i: account.at(i)[row] + (kept if i == "loss" else 0) for i in INSTANTS}
-    stacked = np.stack([totals[i] for i in INSTANTS])
-    where = int(np.argmax(stacked.max(axis=0)))
-    instant = INSTANTS[int(np.argmax(stacked[:, where]))]
+def peak_of(memory: StageMemory, plan: int = 0) -> Peak:
+    """The stage and place at which plan number `plan` holds most."""
+    place, where = memory.where(plan)
+    row, acting = int(memory.states.index[plan]), int(memory.which[plan])
+    found = memory.places[place]
+    at_instants: dict[Instant, int] = dict.fromkeys(INSTANTS, 0)
+    activations = passing = 0
+    for index, other in enumerate(memory.places):
+        total = int(memory.total(index)[plan, where])
+        at_instants[other.states] = max(at_instants[other.states], total)
+        if other.here[acting, where]:
+            activations = max(activations, int(other.active[acting, where]))
+            passing = max(passing, int(memory.passing[index][row, where]))
+    by_category: dict[Category, int] = {c: int(memory.states.largest(c)[row, where]) for c in CATEGORIES}
+    by_category["buffers"] += passing + memory.workspace_bytes
     return Peak(
-        pp_stage=int(account.pp_stage[row, where]),
-        instant=instant,
-        by_category={c: int(account.largest(c)[row, where]) for c in CATEGORIES},
-        at_instants={i: int(totals[i][where]) for i in INSTANTS},
-        states_bytes=int(account.at(instant)[row, where]),
-        activations_bytes=int(kept[where]),
-        total_bytes=int(stacked[:, where].max()),
-        host_bytes=int(account.host[row, where]),
+        pp_stage=int(memory.pp_stage[plan, where]),
+        place=found.label,
+        instant=found.states,
+        by_category=by_category,
+        at_instants=at_instants,
+        states_bytes=int(memory.total(place)[plan, where] - found.active[acting, where]),
+        activations_bytes=activations,
+        total_bytes=int(memory.total(place)[plan, where]),
+        host_bytes=int(memory.states.host[row, where]),
     )
-
-
-def peak_totals(account: StateAccount, activations: IntArray) -> IntArray:
-    """[plans]: the largest total over stages and instants, for many plans."""
-    other = np.maximum.reduce([account.at(i) for i in INSTANTS if i != "loss"]).max(axis=1)
-    at_loss = (account.at("loss")[account.index] + activations).max(axis=1)
-    return np.maximum(other[account.index], at_loss)
 
 
 def single_peak(inventory: Inventory, plans: Plans) -> Peak:
     """The peak of a Plans of length one."""
-    return peak_of(state_account(inventory, plans), activation_bytes(inventory, plans))
-
-
-def total_bytes(inventory: Inventory, plans: Plans) -> IntArray:
-    """[plans]: the most that any rank of each plan holds."""
-    return peak_totals(state_account(inventory, plans), activation_bytes(inventory, plans))
+    return peak_of(stage_memory(inventory, plans))
 
 
 def host_holds(setting: Setting, plans: Plans, account: StateAccount) -> BoolArray:
@@ -80,20 +76,19 @@ def host_holds(setting: Setting, plans: Plans, account: StateAccount) -> BoolArr
 
 
 def by_basis(inventory: Inventory, plans: Plans, peak: Peak) -> dict[Basis, int]:
-    """Device bytes of a single plan at the stage and instant of its peak, by basis; bases that hold nothing left out.
+    """Device bytes of a single plan at the stage and place of its peak, by basis; bases that hold nothing left out.
 
-    Activations are alive at the loss alone, and modelled. The values sum to `peak.total_bytes`; what is exact is a
-    lower bound of the whole.
+    Activations and what passes are modelled. The values sum to `peak.total_bytes`; what is exact is a lower bound.
     """
     own = shares(inventory, plans)
     where = int(np.argmax(own.pp_stage[0] == peak.pp_stage))
     held: dict[Basis, int] = dict.fromkeys(BASES, 0)
     for buffer in inventory.buffers:
-        if on_host(buffer, inventory.setting.offload_moves) or not plan_mask(plans, buffer)[0]:
+        if on_host(buffer, inventory.setting.offload_moves) or buffer.row.passing or not plan_mask(plans, buffer)[0]:
             continue
         alive = alive_at(buffer, peak.instant, plans)
         if alive is not None and np.any(alive):
             held[buffer.row.basis] += int(buffer_bytes(own, buffer)[0, where])
-    if peak.instant == "loss":
-        held["modelled"] += peak.activations_bytes
+    held["calibrated"] += inventory.setting.profile.memory.workspace_bytes
+    held["modelled"] += peak.total_bytes - sum(held.values())
     return {basis: amount for basis, amount in held.items() if amount}

@@ -175,11 +175,13 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     passing          which class of account/memory/engines.py says what passes
     unit_gradients   gradients of weights lie beside activations until their layer has run backward; else they are
                      written into buffers that the states count
+    workspace_bytes  scratch memory of libraries, allocated once in the device's pool and kept: calibrated
     """
 
     blocks: str = "plain"
     passing: str = "none"
     unit_gradients: bool = False
+    workspace_bytes: int = 0
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

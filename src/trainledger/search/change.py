@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from trainledger.account.activations import activation_bytes
-from trainledger.account.peak import host_holds, peak_totals
-from trainledger.account.states import state_account
+from trainledger.account.memory import stage_memory
+from trainledger.account.peak import host_holds
 from trainledger.arrays import ints
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, make_plans, num_microbatches
@@ -61,9 +60,9 @@ def smallest_change(setting: Setting, plans: Plans, gbs: int) -> Change | None:
             continue
         chosen = rows.take(legal)
         inventory = Inventory(changed)
-        account = state_account(inventory, chosen)
-        total = peak_totals(account, activation_bytes(inventory, chosen))
-        fits = np.nonzero((total <= usable) & host_holds(changed, chosen, account))[0]
+        memory = stage_memory(inventory, chosen)
+        total = memory.allocated
+        fits = np.nonzero((total <= usable) & host_holds(changed, chosen, memory.states))[0]
         if len(fits):
             first = int(fits[0])
             return Change(

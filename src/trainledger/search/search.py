@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from trainledger.account.activations import activation_bytes
-from trainledger.account.peak import host_holds, peak_totals, single_peak
-from trainledger.account.states import state_account
+from trainledger.account.memory import stage_memory
+from trainledger.account.peak import host_holds, single_peak
 from trainledger.account.traffic import wire_totals
 from trainledger.arrays import FloatArray, IntArray
 from trainledger.errors import MissingFact
@@ -137,8 +136,8 @@ def _score(inventory: Inventory, plans: Plans, rejected: dict[str, int]) -> list
     for start in range(0, len(plans), CHUNK):
         legal = _legal(inventory.setting, plans.take(slice(start, start + CHUNK)), rejected)
         if len(legal):
-            account = state_account(inventory, legal)
-            total = peak_totals(account, activation_bytes(inventory, legal))
+            memory = stage_memory(inventory, legal)
+            account, total = memory.states, memory.allocated
             states = np.maximum.reduce([account.at(instant).max(axis=1) for instant in INSTANTS])[account.index]
             host = host_holds(inventory.setting, legal, account)
             _, data, model = wire_totals(inventory, legal)

@@ -9,9 +9,8 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from trainledger.account.activations import activation_bytes
-from trainledger.account.peak import by_basis, host_holds, peak_of, peak_totals, total_bytes
-from trainledger.account.states import state_account
+from trainledger.account.memory import stage_memory
+from trainledger.account.peak import by_basis, host_holds, peak_of
 from trainledger.account.traffic import wire_totals
 from trainledger.errors import MissingFact, Refused
 from trainledger.facts.model import Model
@@ -163,14 +162,13 @@ def _refused(stage: int, reason: str) -> Row:
 
 
 def _rows(run: Run, inventory: Inventory, plans: Plans) -> list[Row]:
-    account = state_account(inventory, plans)
-    activations = activation_bytes(inventory, plans)
+    memory = stage_memory(inventory, plans)
     wire = wire_totals(inventory, plans)[1].max(axis=1)
     whole = _full(run, plans)
     ddp = _ddp_wire(run)
     rows: list[Row] = []
     for index, stage in enumerate(plans.zero_stage.tolist()):
-        peak = peak_of(account, activations, index)
+        peak = peak_of(memory, index)
         held = sum(peak.by_category[state] for state in STATES)
         rows.append(
             Row(
@@ -204,9 +202,8 @@ def _full(run: Run, plans: Plans) -> list[int]:
     whole = {**run.columns, "dp_replicate": 1, "dp_shard": 1}
     zero = 0 in run.setting.profile.zero_stages
     alone = make_plans({**whole, "zero_stage": 0 if zero else plans.zero_stage.tolist()})
-    account = state_account(Inventory(run.setting.under(offload=())), alone)
-    nothing = np.zeros_like(account.pp_stage)[account.index]
-    sums = [sum(peak_of(account, nothing, index).by_category[state] for state in STATES) for index in range(len(alone))]
+    memory = stage_memory(Inventory(run.setting.under(offload=())), alone)
+    sums = [sum(peak_of(memory, index).by_category[state] for state in STATES) for index in range(len(alone))]
     return sums * len(plans) if zero else sums
 
 
@@ -238,9 +235,9 @@ def _fewest_gpus(run: Run, inventory: Inventory, usable: int) -> dict[str, int |
     if len(rows) == 0:
         return fewest
     chosen = plans.take(rows)
-    account = state_account(inventory, chosen)
-    total = peak_totals(account, activation_bytes(inventory, chosen))
-    fitting = chosen.take(np.nonzero((total <= usable) & host_holds(run.setting, chosen, account))[0])
+    memory = stage_memory(inventory, chosen)
+    fits = (memory.allocated <= usable) & host_holds(run.setting, chosen, memory.states)
+    fitting = chosen.take(np.nonzero(fits)[0])
     for stage in stages:
         gpus = fitting.gpus[fitting.zero_stage == stage]
         fewest[str(stage)] = int(gpus.min()) if len(gpus) else None
@@ -268,7 +265,7 @@ def _single_cards(run: Run, request: Request) -> tuple[Card, ...] | None:
             usable = card.usable_bytes
         except (Refused, MissingFact):
             continue
-        total = int(total_bytes(Inventory(setting), plans)[0])
+        total = int(stage_memory(Inventory(setting), plans).allocated[0])
         if total <= usable:
             cards.append(Card(name=card.name, usable_bytes=usable, free_bytes=usable - total))
     return tuple(sorted(cards, key=lambda card: (card.usable_bytes, card.name)))

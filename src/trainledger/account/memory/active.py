@@ -14,6 +14,7 @@ import numpy as np
 from trainledger.account.activations import in_flight_chunks
 from trainledger.account.memory.passing import Part
 from trainledger.arrays import IntArray, ceil_div
+from trainledger.dtypes import bytes_of
 from trainledger.inventory.blocks import parts_of
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tape import Tape
@@ -74,16 +75,31 @@ def active(inventory: Inventory, plans: Plans) -> Active:
     return _Stages(inventory, plans, counts, pp_stage).active()
 
 
-def _idle(nothing: IntArray) -> list[Place]:
+def received_bytes(inventory: Inventory, plans: Plans, counts: IntArray) -> IntArray:
+    """[plans, rows]: what boundary tensors are received into: per micro-batch one for each chunk's input and gradient.
+
+    Held for the whole run, where an engine does so. The first chunk of all receives no input, the last no gradient.
+    [torch: distributed/pipelining/stage.py]
+    """
+    setting, at = inventory.setting, inventory.table.at
+    if not setting.profile.traffic.keeps_received:
+        return np.zeros(counts.shape[:2], dtype=np.int64)
+    ends = (counts[:, :, at.embedding] > 0).astype(np.int64) + (counts[:, :, at.final] > 0)
+    boundaries = (2 * plans.vpp[:, None] - ends) * (counts.sum(axis=2) > 0) * (plans.pp > 1)[:, None]
+    hidden = ceil_div(plans.tokens(setting.workload.seq) * setting.model.hidden_size, plans.sp_ranks)
+    return boundaries * (plans.num_microbatches * bytes_of(hidden, setting.recipe.activation))[:, None]
+
+
+def _idle(kept: IntArray) -> list[Place]:
     """The places where no layer runs, and the turn, which a count of parameters has too."""
-    everywhere = np.ones_like(nothing, dtype=np.bool_)
+    everywhere, nothing = np.ones_like(kept, dtype=np.bool_), np.zeros_like(kept)
     ends: tuple[tuple[str, Instant], ...] = (
         ("between steps", "rest"),
         ("turn from forward to backward", "loss"),
         ("end of backward", "backward"),
         ("optimizer step", "step"),
     )
-    return [Place(label=label, states=states, kept=nothing, walked=nothing, here=everywhere) for label, states in ends]
+    return [Place(label=label, states=states, kept=kept, walked=nothing, here=everywhere) for label, states in ends]
 
 
 class _Stages:
@@ -102,11 +118,12 @@ class _Stages:
         vpp = plans.vpp[:, None]
         chunks = in_flight_chunks(plans, pp_stage, inventory.setting.scenario.schedule)
         # the micro-batch that runs now is one of those in flight
-        self.others = ceil_div(whole, vpp) * np.maximum(chunks - vpp, 0)
+        self.received = received_bytes(inventory, plans, counts)
+        self.others = ceil_div(whole, vpp) * np.maximum(chunks - vpp, 0) + self.received
         self.chunk = np.where(chunks < vpp, ceil_div(whole, vpp) * chunks, whole)
 
     def active(self) -> Active:
-        places = [*self._forward(), *self._output(), *self._backward(), *_idle(np.zeros_like(self.others))]
+        places = [*self._forward(), *self._output(), *self._backward(), *_idle(self.received)]
         saved = self.others + self.chunk + self.losses * self.parts.final.saved[:, None]
         return Active(places=tuple(places), saved=saved)
 

@@ -28,6 +28,7 @@ class StageMemory:
     states          states of distinct plans, with their own index
     passing         [places]: bytes [distinct states, rows]
     pp_stage        [plans, rows]
+    workspace_bytes  scratch memory of libraries, allocated once and kept
     """
 
     active: Active
@@ -35,6 +36,7 @@ class StageMemory:
     states: StateAccount
     passing: tuple[IntArray, ...]
     pp_stage: IntArray
+    workspace_bytes: int
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -44,9 +46,14 @@ class StageMemory:
     def total(self, index: int) -> IntArray:
         """[plans, rows]: all that is allocated at a place; 0 on stages that lack it."""
         place, rows = self.places[index], self.states.index
-        held = (self.states.at(place.states) + self.passing[index])[rows]
+        held = (self.states.at(place.states) + self.passing[index] + self.workspace_bytes)[rows]
         whole = held + place.active[self.which]
         return whole if place.here.all() else np.where(place.here[self.which], whole, 0)
+
+    @property
+    def saved(self) -> IntArray:
+        """[plans, rows]: what all micro-batches in flight keep at the turn from forward to backward."""
+        return self.active.saved[self.which]
 
     @property
     def allocated(self) -> IntArray:
@@ -76,6 +83,7 @@ def stage_memory(inventory: Inventory, plans: Plans) -> StageMemory:
         states=states,
         passing=tuple(passes[0] if len(parts) == 1 else map(stacked, zip(*passes, strict=True))),
         pp_stage=inventory.stage_counts(plans)[1],
+        workspace_bytes=inventory.setting.profile.memory.workspace_bytes,
     )
 
 
