@@ -220,7 +220,7 @@ def held_by_plain_zero(model: str) -> dict[tuple[int, int], int]:
     inventory = Inventory(setting_of(load_model(model), {"engine": "paper"}))
     keys = [(cards, stage) for cards in FIT_CARDS[model] for stage in STAGES]
     plans = make_plans({"dp_shard": [cards for cards, _ in keys], "zero_stage": [stage for _, stage in keys]})
-    return dict(zip(keys, map(int(inventory, plans)), strict=True))
+    return dict(zip(keys, map(int, stage_memory(inventory, plans).allocated), strict=True))
 
 
 def usable_bytes() -> int:
