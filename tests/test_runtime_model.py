@@ -16,12 +16,12 @@ from trainledger.errors import BadInput, Refused
 from trainledger.facts.families import model_from_config, model_types
 from trainledger.facts.model import Model
 from trainledger.facts.presets import preset_config, preset_names
+from trainledger.facts.semantics import AttentionRule, MoeRule
 from trainledger.runtime.model import Decoder, build_decoder, init_weights
 from trainledger.runtime.model.context import Context
 from trainledger.runtime.model.moe import Moe
 from trainledger.runtime.model.read import READERS, read_semantics
 from trainledger.runtime.model.router import route
-from trainledger.runtime.model.semantics import AttentionRule, MoeRule
 
 every_case = pytest.mark.parametrize("case", CASES)
 LAST = LENGTH - 1

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainledger.facts.semantics import AttentionRule
 from trainledger.runtime.model.attend import Attend, fused, scored
 from trainledger.runtime.model.context import Context
 from trainledger.runtime.model.rotary import rotate
-from trainledger.runtime.model.semantics import AttentionRule
 
 
 class Attention(nn.Module):

@@ -8,13 +8,13 @@ from typing import cast
 from torch import Tensor, nn
 
 from trainledger.facts.model import Block as Facts
+from trainledger.facts.semantics import MlpRule, MoeRule, Semantics
 from trainledger.runtime.model.attention import Attention
 from trainledger.runtime.model.context import Context
 from trainledger.runtime.model.latent import make_attention
 from trainledger.runtime.model.mlp import Mlp, network
 from trainledger.runtime.model.moe import Experts, Moe
 from trainledger.runtime.model.norms import Norm
-from trainledger.runtime.model.semantics import MlpRule, MoeRule, Semantics
 from trainledger.runtime.model.tree import graft, leaves
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from trainledger.facts.semantics import AttentionRule, RotaryRule
 from trainledger.runtime.model.rotary import Table, table
-from trainledger.runtime.model.semantics import AttentionRule, RotaryRule
 
 Span = tuple[int, bool]
 """A window and whether it is a chunk."""

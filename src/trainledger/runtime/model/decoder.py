@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from trainledger.errors import Refused
 from trainledger.facts.model import Model
 from trainledger.facts.model import Tensor as Fact
+from trainledger.facts.semantics import Semantics
 from trainledger.runtime.model.block import Block
 from trainledger.runtime.model.context import Context, make_context
 from trainledger.runtime.model.norms import Norm
 from trainledger.runtime.model.read import read_semantics
-from trainledger.runtime.model.semantics import Semantics
 from trainledger.runtime.model.tree import Leaf, graft, leaves
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trainledger.facts.semantics import AttentionRule
 from trainledger.runtime.model.attention import Attention
 from trainledger.runtime.model.context import Context
-from trainledger.runtime.model.semantics import AttentionRule
 
 
 class LatentAttention(Attention):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainledger.runtime.model.semantics import MlpRule
+from trainledger.facts.semantics import MlpRule
 
 _TANH = functools.partial(functional.gelu, approximate="tanh")
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainledger.facts.semantics import MoeRule
 from trainledger.runtime.model.mlp import ACTIVATIONS
 from trainledger.runtime.model.router import route
-from trainledger.runtime.model.semantics import MoeRule
 from trainledger.runtime.model.tree import weight_of
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainledger.runtime.model.semantics import NormRule
+from trainledger.facts.semantics import NormRule
 
 
 class Norm(nn.Module):

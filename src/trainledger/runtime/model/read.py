@@ -10,8 +10,8 @@ from trainledger.errors import Refused
 from trainledger.facts.families import family_for
 from trainledger.facts.families.keys import names
 from trainledger.facts.model import Model
+from trainledger.facts.semantics import MoeRule, RotaryRule, Semantics
 from trainledger.runtime.model.config import Config
-from trainledger.runtime.model.semantics import MoeRule, RotaryRule, Semantics
 
 READERS: dict[str, str] = {
     "bloom": "bloom",

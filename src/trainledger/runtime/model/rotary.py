@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from trainledger.runtime.model.semantics import RotaryRule, Scaling
+from trainledger.facts.semantics import RotaryRule, Scaling
 
 Table = tuple[Tensor, Tensor]
 """Cosine and sine, [S, dim] each."""

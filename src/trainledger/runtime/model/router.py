@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trainledger.runtime.model.semantics import MoeRule
+from trainledger.facts.semantics import MoeRule
 
 
 def route(rule: MoeRule, gate: nn.Module, rows: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:

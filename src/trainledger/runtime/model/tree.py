@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from trainledger.facts.model import Tensor as Fact
+from trainledger.facts.semantics import NormRule, Semantics
 from trainledger.runtime.model.norms import Norm
-from trainledger.runtime.model.semantics import NormRule, Semantics
 
 Leaf = nn.Module | nn.Parameter
 

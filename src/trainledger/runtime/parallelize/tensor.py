@@ -34,9 +34,9 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from trainledger.errors import Refused
 from trainledger.facts.model import Model
 from trainledger.facts.model import Tensor as Fact
+from trainledger.facts.semantics import MlpRule, MoeRule
 from trainledger.runtime.model.block import Block
 from trainledger.runtime.model.decoder import Decoder
-from trainledger.runtime.model.semantics import MlpRule, MoeRule
 from trainledger.runtime.model.tree import star
 from trainledger.runtime.observe.tensors import local_part
 from trainledger.runtime.parallelize.styles import Enter, Leave, Local, OnLocalParts, OwnPositions, OwnRows, Spot

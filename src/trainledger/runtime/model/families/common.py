@@ -10,8 +10,8 @@ import msgspec
 
 from trainledger.facts.model import Attention as Facts
 from trainledger.facts.model import Model
+from trainledger.facts.semantics import AttentionRule, MlpRule, NormRule, RotaryRule, Scaling, Semantics
 from trainledger.runtime.model.config import Config
-from trainledger.runtime.model.semantics import AttentionRule, MlpRule, NormRule, RotaryRule, Scaling, Semantics
 
 
 def each_layer(model: Model) -> list[Facts]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from trainledger.facts.model import Model, Moe
+from trainledger.facts.semantics import MlpRule, MoeRule, NormRule, Semantics
 from trainledger.runtime.model.config import Config
 from trainledger.runtime.model.families.common import (
     attention_of,
@@ -14,7 +15,6 @@ from trainledger.runtime.model.families.common import (
     rope_values,
     rotary,
 )
-from trainledger.runtime.model.semantics import MlpRule, MoeRule, NormRule, Semantics
 
 
 def read(model: Model, config: Config) -> Semantics:

@@ -6,9 +6,9 @@ from typing import Literal
 
 from trainledger.errors import Refused
 from trainledger.facts.model import Model
+from trainledger.facts.semantics import BlockRule, EntryRule, ExitRule, MlpRule, Semantics
 from trainledger.runtime.model.config import Config
 from trainledger.runtime.model.families.common import attentions, each_layer, layer_norm, rope_values, rotary
-from trainledger.runtime.model.semantics import BlockRule, EntryRule, ExitRule, MlpRule, Semantics
 
 
 def read(model: Model, config: Config) -> Semantics:

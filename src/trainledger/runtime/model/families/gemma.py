@@ -7,9 +7,7 @@ import math
 import msgspec
 
 from trainledger.facts.model import Model
-from trainledger.runtime.model.config import Config
-from trainledger.runtime.model.families.common import attentions, each_layer, rms, rope_values, rotary
-from trainledger.runtime.model.semantics import (
+from trainledger.facts.semantics import (
     AttentionRule,
     BlockRule,
     EntryRule,
@@ -18,6 +16,8 @@ from trainledger.runtime.model.semantics import (
     RotaryRule,
     Semantics,
 )
+from trainledger.runtime.model.config import Config
+from trainledger.runtime.model.families.common import attentions, each_layer, rms, rope_values, rotary
 
 
 def read(model: Model, config: Config) -> Semantics:

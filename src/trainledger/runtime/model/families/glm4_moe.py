@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from trainledger.facts.model import Model
+from trainledger.facts.semantics import Semantics
 from trainledger.runtime.model.config import Config
 from trainledger.runtime.model.families.common import each_layer, llama_like
 from trainledger.runtime.model.families.deepseek import sigmoid_experts
-from trainledger.runtime.model.semantics import Semantics
 
 
 def read(model: Model, config: Config) -> Semantics:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trainledger.facts.model import Model
+from trainledger.facts.semantics import MoeRule, Semantics
 from trainledger.runtime.model.config import Config
 from trainledger.runtime.model.families.common import attentions, each_layer, rms, rope_values, rotary
-from trainledger.runtime.model.semantics import MoeRule, Semantics
 
 _YARN = {
     "rope_type": "yarn",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trainledger.facts.model import Model
+from trainledger.facts.semantics import BlockRule, EntryRule, ExitRule, MlpRule, RotaryRule, Semantics
 from trainledger.runtime.model.config import Config
 from trainledger.runtime.model.families.common import attentions, each_layer, layer_norm
-from trainledger.runtime.model.semantics import BlockRule, EntryRule, ExitRule, MlpRule, RotaryRule, Semantics
 
 
 def read(model: Model, config: Config) -> Semantics:

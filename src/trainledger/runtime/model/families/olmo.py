@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from trainledger.facts.model import Model
+from trainledger.facts.semantics import BlockRule, MlpRule, NormRule, RotaryRule, Semantics
 from trainledger.runtime.model.config import Config
 from trainledger.runtime.model.families.common import attentions, each_layer, rms, rope_values, rotary
-from trainledger.runtime.model.semantics import BlockRule, MlpRule, NormRule, RotaryRule, Semantics
 
 
 def read(model: Model, config: Config) -> Semantics:

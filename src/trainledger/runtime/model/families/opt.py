@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trainledger.errors import Refused
 from trainledger.facts.model import Model
+from trainledger.facts.semantics import BlockRule, EntryRule, ExitRule, MlpRule, NormRule, Semantics
 from trainledger.runtime.model.config import Config
 from trainledger.runtime.model.families.common import attentions
-from trainledger.runtime.model.semantics import BlockRule, EntryRule, ExitRule, MlpRule, NormRule, Semantics
 
 
 def read(model: Model, config: Config) -> Semantics:

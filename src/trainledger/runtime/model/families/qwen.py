@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from trainledger.facts.model import Model
+from trainledger.facts.semantics import MlpRule, MoeRule, Semantics
 from trainledger.runtime.model.config import Config
 from trainledger.runtime.model.families.common import llama_like
-from trainledger.runtime.model.semantics import MlpRule, MoeRule, Semantics
 
 
 def read(model: Model, config: Config) -> Semantics:

@@ -1,8 +1,9 @@
 """What the forward pass of a decoder does beyond its shapes, as data.
 
-A family's file in `families/` reads these rules from a config.json; the modules beside this file follow them. Shapes
-and names of parameters are not here: they come from the ledger's own facts.Model. Names of modules are those of the
-Hugging Face state dict. Dropout is never applied: the forward is that of evaluation.
+A family's file in `runtime/model/families/` reads these rules from a config.json; the modules of the runtime follow
+them, and so do the tapes of `inventory/blocks/eager`. Shapes and names of parameters are not here: they come from
+facts.Model. Names of modules are those of the Hugging Face state dict. Dropout is never applied: the forward is that
+of evaluation.
 """
 
 from __future__ import annotations
