@@ -46,6 +46,17 @@ def test_backward_holds_what_is_kept_and_the_gradients_on_their_way() -> None:
     assert tape.handed.tolist() == [2]
 
 
+def test_a_tape_knows_what_it_hands_on_and_what_comes_back_for_it() -> None:
+    tape = plain()
+    handed_on, back = tape.storages[tape.output], tape.storages[tape.returned]
+    assert (handed_on.name, handed_on.last, back.name, back.born) == ("add", 4, "gradient of the output", 5)
+    program = Program()
+    x = program.input("x", 4)
+    program.op("loss", x, 0, keeps=(x,))
+    loss = walk(program, None)
+    assert (loss.output, loss.returned) == (-1, -1)
+
+
 def test_gradients_of_weights_stay_beside_the_rest_until_the_part_has_run() -> None:
     tape = plain()
     assert tape.weight_gradients[-1].tolist() == [12]

@@ -44,11 +44,19 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tape:
-    """Storages with lifetimes. instants: (phase, operation) in order; turn: how many of them are forward."""
+    """Storages with lifetimes.
+
+    instants   (phase, operation) in order
+    turn       how many of them are forward
+    output     index of the storage that the part hands on; -1: it is a loss
+    returned   index of the gradient of that, which whatever runs next hands back; -1: it is a loss
+    """
 
     instants: tuple[tuple[Phase, str], ...]
     turn: int
     storages: tuple[Storage, ...]
+    output: int = -1
+    returned: int = -1
 
     @cached_property
     def bytes(self) -> IntArray:
@@ -145,7 +153,14 @@ class _Walk:
             else:
                 self._forward(op, instant, again=phase == "again")
         self._outlive()
-        return Tape(instants=tuple(_named(self.steps)), turn=self.turn, storages=tuple(self.storages))
+        index = {id(storage): i for i, storage in enumerate(self.storages)}
+        return Tape(
+            instants=tuple(_named(self.steps)),
+            turn=self.turn,
+            storages=tuple(self.storages),
+            output=-1 if self.output is None else index[id(self.first[self.output.root])],
+            returned=-1 if self.output is None else len(self.program.inputs),
+        )
 
     def _new(self, name: str, nbytes: Bytes, kind: Kind, born: int) -> Storage:
         storage = Storage(name, nbytes, kind, born, born)
