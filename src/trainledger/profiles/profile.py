@@ -176,12 +176,15 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     unit_gradients   gradients of weights lie beside activations until their layer has run backward; else they are
                      written into buffers that the states count
     workspace_bytes  scratch memory of libraries, allocated once in the device's pool and kept: calibrated
+    device           it runs on cards, so that context and communicators are beside what is allocated; else it is an
+                     accounting on paper, which "fits" by what is allocated
     """
 
     blocks: str = "plain"
     passing: str = "none"
     unit_gradients: bool = False
     workspace_bytes: int = 0
+    device: bool = True
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

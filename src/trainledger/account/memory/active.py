@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 
-from trainledger.account.activations import in_flight_chunks
 from trainledger.account.memory.passing import Part
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
@@ -21,6 +20,7 @@ from trainledger.inventory.tape import Tape
 from trainledger.inventory.tensors import BoolArray
 from trainledger.plans.plan import Plans
 from trainledger.profiles.profile import Instant
+from trainledger.schedules import find_schedule
 
 COLUMNS = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "mbs", "num_microbatches")
 """The columns of a plan that activations depend on."""
@@ -116,7 +116,9 @@ class _Stages:
         self.embedded = self.embeds * self.parts.embedding.saved[:, None]
         whole = np.einsum("uk,urk->ur", saved, self.layers) + self.embedded
         vpp = plans.vpp[:, None]
-        chunks = in_flight_chunks(plans, pp_stage, inventory.setting.scenario.schedule)
+        schedule = find_schedule(inventory.setting.scenario.schedule)
+        # what waits for the gradients of its weights keeps no more than a whole one
+        chunks = schedule.in_flight(plans, pp_stage) + schedule.inputs_kept(plans, pp_stage)
         # the micro-batch that runs now is one of those in flight
         self.received = received_bytes(inventory, plans, counts)
         self.others = ceil_div(whole, vpp) * np.maximum(chunks - vpp, 0) + self.received
