@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from strategies import Call, calls_of, dense, one_call, plan_of, setting_of
-from trainledger.account.activations import in_flight_chunks
 from trainledger.account.shares import shares
 from trainledger.account.traffic import all_traffic, wire_totals
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
+from trainledger.schedules import find_schedule
 
 HIDDEN, VOCAB, SEQ = 64, 250, 1024
 WORK = Workload(seq=SEQ)
@@ -99,4 +99,4 @@ def test_chunks_held_at_once_are_those_of_pytorchs_orders(
 ) -> None:
     """Counted in the orders that PyTorch 2.13 makes for 4 stages, from a forward to the gradients of its weights."""
     plans = plan_of(pp=4, vpp=vpp, num_microbatches=batches)
-    assert in_flight_chunks(plans, np.arange(4)[np.newaxis], schedule)[0].tolist() == held
+    assert find_schedule(schedule).in_flight(plans, np.arange(4)[np.newaxis])[0].tolist() == held

@@ -17,6 +17,8 @@ from trainledger.errors import BadInput, UsageError
 DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "dp_shard")
 DEGREE_LIMIT = 1 << 20
 """No axis of a job is longer than this: about ten times the largest cluster ever announced."""
+TURNS = ("interleaved", "zero-bubble")
+"""Schedules under which a rank takes turns among virtual stages; under the others it has one."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +29,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     grad_dtype                  dtype gradients are kept and reduced in; "" is the engine's own default
     optimizer                   a name of profiles/optimizers.toml
     recompute                   none | full
-    schedule                    1f1b | interleaved | zero-bubble
+    schedule                    gpipe | 1f1b | interleaved | zb-h1 | zb-1p | zb-2p | zero-bubble (schedules/)
     attention                   flash | eager: whether the attention scores are ever materialised
     cp_comm                     ring | all_to_all | all_gather; "" is the engine's default
     frozen_dtype                dtype of weights that do not train; "" is the engine's own

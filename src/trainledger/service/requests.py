@@ -51,7 +51,7 @@ ANSWER: Group = "Answer"
 INPUT: Group = "Input"
 
 Recompute = Literal["none", "full"]
-Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zero-bubble"]
 Attention = Literal["flash", "eager"]
 CpComm = Literal["ring", "all_to_all", "all_gather"]
 Offload = Literal["optimizer", "parameters"]
