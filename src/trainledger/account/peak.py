@@ -19,7 +19,8 @@ from trainledger.profiles.profile import CATEGORIES, INSTANTS, Category, Instant
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
     """Where and when a rank holds most: bytes by category at that stage, each at its own largest, and the total.
 
-    place   the place of the step in words; `instant` is that of the states that are there
+    place          the place of the step in words; `instant` is that of the states that are there
+    beside_bytes   context and communicators, which no tensor is
     """
 
     pp_stage: int
@@ -30,7 +31,13 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     states_bytes: int
     activations_bytes: int
     total_bytes: int
+    beside_bytes: int
     host_bytes: int
+
+    @property
+    def device_bytes(self) -> int:
+        """What "fits" compares with the card: all that is allocated and what lies beside it."""
+        return self.total_bytes + self.beside_bytes
 
 
 def peak_of(memory: StageMemory, plan: int = 0) -> Peak:
@@ -57,6 +64,7 @@ def peak_of(memory: StageMemory, plan: int = 0) -> Peak:
         states_bytes=int(memory.total(place)[plan, where] - found.active[acting, where]),
         activations_bytes=activations,
         total_bytes=int(memory.total(place)[plan, where]),
+        beside_bytes=int(memory.beside[plan]),
         host_bytes=int(memory.states.host[row, where]),
     )
 

@@ -61,15 +61,14 @@ def smallest_change(setting: Setting, plans: Plans, gbs: int) -> Change | None:
         chosen = rows.take(legal)
         inventory = Inventory(changed)
         memory = stage_memory(inventory, chosen)
-        total = memory.allocated
-        fits = np.nonzero((total <= usable) & host_holds(changed, chosen, memory.states))[0]
+        fits = np.nonzero((memory.device <= usable) & host_holds(changed, chosen, memory.states))[0]
         if len(fits):
             first = int(fits[0])
             return Change(
                 knob=knob,
                 before=before,
                 after=after[int(legal[first])],
-                total_bytes=int(total[first]),
+                total_bytes=int(memory.allocated[first]),
                 plan=chosen.row(first),
                 recompute=changed.scenario.recompute,
             )

@@ -36,11 +36,15 @@ Sort = Literal["headroom", "traffic"]
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One plan that fits. wire_bytes are of all axes, per rank and optimizer step."""
+    """One plan that fits: total_bytes are allocated, device_bytes with the context and communicators beside them.
+
+    headroom_bytes are what the card has left of the second; wire_bytes are of all axes, per rank and optimizer step.
+    """
 
     plan: dict[str, int]
     recompute: str
     total_bytes: int
+    device_bytes: int
     states_bytes: int
     activations_bytes: int
     wire_bytes: int
@@ -137,7 +141,7 @@ def _score(inventory: Inventory, plans: Plans, rejected: dict[str, int]) -> list
         legal = _legal(inventory.setting, plans.take(slice(start, start + CHUNK)), rejected)
         if len(legal):
             memory = stage_memory(inventory, legal)
-            account, total = memory.states, memory.allocated
+            account, total = memory.states, memory.device
             states = np.maximum.reduce([account.at(instant).max(axis=1) for instant in INSTANTS])[account.index]
             host = host_holds(inventory.setting, legal, account)
             _, data, model = wire_totals(inventory, legal)
@@ -233,10 +237,11 @@ def _candidate(scored: _Scored, row: int, usable: int) -> Candidate:
         plan=plans.row(0),
         recompute=scored.inventory.setting.scenario.recompute,
         total_bytes=peak.total_bytes,
+        device_bytes=peak.device_bytes,
         states_bytes=peak.states_bytes,
         activations_bytes=peak.activations_bytes,
         wire_bytes=round(float(scored.wire[row])),
-        headroom_bytes=usable - peak.total_bytes,
+        headroom_bytes=usable - peak.device_bytes,
         pp_stage=peak.pp_stage,
         instant=peak.instant,
     )

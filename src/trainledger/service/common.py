@@ -116,7 +116,7 @@ class Run:
         if self.usable_bytes is None:
             return None
         share = self.host_share_bytes
-        return peak.total_bytes <= self.usable_bytes and (share is None or peak.host_bytes <= share)
+        return peak.device_bytes <= self.usable_bytes and (share is None or peak.host_bytes <= share)
 
     def plans(self, zero_stages: Sequence[int]) -> Plans:
         """One row per zero_stage."""

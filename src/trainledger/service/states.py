@@ -236,7 +236,7 @@ def _fewest_gpus(run: Run, inventory: Inventory, usable: int) -> dict[str, int |
         return fewest
     chosen = plans.take(rows)
     memory = stage_memory(inventory, chosen)
-    fits = (memory.allocated <= usable) & host_holds(run.setting, chosen, memory.states)
+    fits = (memory.device <= usable) & host_holds(run.setting, chosen, memory.states)
     fitting = chosen.take(np.nonzero(fits)[0])
     for stage in stages:
         gpus = fitting.gpus[fitting.zero_stage == stage]
@@ -265,7 +265,7 @@ def _single_cards(run: Run, request: Request) -> tuple[Card, ...] | None:
             usable = card.usable_bytes
         except (Refused, MissingFact):
             continue
-        total = int(stage_memory(Inventory(setting), plans).allocated[0])
+        total = int(stage_memory(Inventory(setting), plans).device[0])
         if total <= usable:
             cards.append(Card(name=card.name, usable_bytes=usable, free_bytes=usable - total))
     return tuple(sorted(cards, key=lambda card: (card.usable_bytes, card.name)))

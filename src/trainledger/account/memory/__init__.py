@@ -1,7 +1,8 @@
 """The peak of a rank's memory: places of the step, and what each meter reads of it."""
 
 from trainledger.account.memory.active import Place
-from trainledger.account.memory.meters import METERS, Alive, Beside, Memory, Meter, memory_of
+from trainledger.account.memory.beside import Beside
+from trainledger.account.memory.meters import METERS, Alive, Memory, Meter, memory_of
 from trainledger.account.memory.stage import StageMemory, stage_memory
 
 __all__ = ["METERS", "Alive", "Beside", "Memory", "Meter", "Place", "StageMemory", "memory_of", "stage_memory"]

@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 
 from trainledger.account.memory.active import COLUMNS, Active, Place, active
+from trainledger.account.memory.beside import beside_bytes
 from trainledger.account.memory.engines import passing_of
 from trainledger.account.memory.passing import Passing
 from trainledger.account.shares import Shares
@@ -29,6 +30,7 @@ class StageMemory:
     passing         [places]: bytes [distinct states, rows]
     pp_stage        [plans, rows]
     workspace_bytes  scratch memory of libraries, allocated once and kept
+    beside          [plans]: context and communicators
     """
 
     active: Active
@@ -37,6 +39,7 @@ class StageMemory:
     passing: tuple[IntArray, ...]
     pp_stage: IntArray
     workspace_bytes: int
+    beside: IntArray
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -63,6 +66,11 @@ class StageMemory:
             np.maximum(most, self.total(index).max(axis=1), out=most)
         return most
 
+    @property
+    def device(self) -> IntArray:
+        """[plans]: what is allocated and what lies beside it."""
+        return self.allocated + self.beside
+
     def where(self, plan: int = 0) -> tuple[int, int]:
         """(place, row): where a plan holds most; of equals the earliest."""
         totals = np.stack([self.total(index)[plan] for index in range(len(self.places))])
@@ -84,6 +92,7 @@ def stage_memory(inventory: Inventory, plans: Plans) -> StageMemory:
         passing=tuple(passes[0] if len(parts) == 1 else map(stacked, zip(*passes, strict=True))),
         pp_stage=inventory.stage_counts(plans)[1],
         workspace_bytes=inventory.setting.profile.memory.workspace_bytes,
+        beside=beside_bytes(inventory, plans),
     )
 
 

@@ -1,0 +1,120 @@
+"""What a process takes of its card that PyTorch's allocator does not know: the context and the communicators."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+
+from trainledger.arrays import IntArray
+from trainledger.facts.load import DATA, load_toml
+from trainledger.inventory.inventory import Inventory
+from trainledger.lines import Basis
+from trainledger.plans.plan import Plans
+from trainledger.units import parse_quantity
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the device meter that no tensor is."""
+
+    what: str
+    amount: int
+    lower: int
+    upper: int
+    basis: Basis
+    cite: str
+
+
+class _Context(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    estimate: str
+    lower: str
+    upper: str
+    basis: Basis
+    cite: str
+
+
+class _Communicator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    two: str
+    more: str
+    basis: Basis
+    cite: str
+    first: str = ""
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    context: _Context
+    communicator: dict[str, _Communicator]
+
+
+@lru_cache(maxsize=1)
+def _table() -> _Table:
+    return msgspec.convert(load_toml(DATA / "measured" / "meters.toml"), _Table)
+
+
+def beside(inventory: Inventory, plans: Plans, plan: int = 0) -> tuple[Beside, ...]:
+    """What a process takes of the card that PyTorch's allocator does not know; nothing in an accounting on paper."""
+    if not inventory.setting.profile.memory.device:
+        return ()
+    context, opened = _table().context, communicators(plans.take(slice(plan, plan + 1)))
+    each = _communicator(inventory)
+    groups = ", ".join(f"{name} of {ranks[0]}" for name, ranks in opened.items() if ranks[0] > 1)
+    total = int(_opened_bytes(each, opened)[0])
+    return (
+        Beside(
+            what="context",
+            amount=_bytes(context.estimate),
+            lower=_bytes(context.lower),
+            upper=_bytes(context.upper),
+            basis=context.basis,
+            cite=context.cite,
+        ),
+        Beside(
+            what=f"communicators: {groups or 'none'}",
+            amount=total,
+            lower=total,
+            upper=total,
+            basis=each.basis,
+            cite=each.cite,
+        ),
+    )
+
+
+def beside_bytes(inventory: Inventory, plans: Plans) -> IntArray:
+    """[plans]: the sum of `beside`."""
+    if not inventory.setting.profile.memory.device:
+        return np.zeros(len(plans), dtype=np.int64)
+    return _bytes(_table().context.estimate) + _opened_bytes(_communicator(inventory), communicators(plans))
+
+
+def communicators(plans: Plans) -> dict[str, IntArray]:
+    """Group -> ranks [plans] of each communicator that a rank opens, where more than one: every axis, and the world."""
+    return {
+        "world": plans.gpus,
+        "dp_shard": plans.dp_shard * plans.cp,
+        "dp_replicate": plans.dp_replicate,
+        "tp": plans.tp,
+        "cp": np.where(plans.dp_shard > 1, plans.cp, 1),
+        "pp": plans.pp,
+        "ep": plans.ep,
+    }
+
+
+def _communicator(inventory: Inventory) -> _Communicator:
+    card = inventory.setting.accelerator
+    return _table().communicator["rocm" if card is not None and card.vendor == "amd" else "cuda"]
+
+
+def _opened_bytes(each: _Communicator, opened: dict[str, IntArray]) -> IntArray:
+    sizes = np.stack(list(opened.values()))
+    two, more = _bytes(each.two), _bytes(each.more)
+    total = two * (sizes == 2).sum(axis=0) + more * (sizes > 2).sum(axis=0)
+    if each.first:
+        world = opened["world"]
+        total = total + (world > 1) * (_bytes(each.first) - np.where(world == 2, two, more))
+    return total
+
+
+@lru_cache(maxsize=8)
+def _bytes(text: str) -> int:
+    return parse_quantity(text, "byte")
