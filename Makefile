@@ -61,7 +61,7 @@ lint-names: $(DEV)
 # Cells that have passed with the same code are not run again. pytest's exit status 5 means that no test was collected.
 proof: $(DEV) ## prove every model in every layout, which takes hours and can be stopped; then the long tests
 	$(PY) scripts/proof.py
-	@$(PY) -m pytest -m proof --timeout 3600 --session-timeout 0; status=$$?; \
+	@$(PY) -m pytest -m proof --timeout 3600 --session-timeout 86400; status=$$?; \
 	if [ $$status -eq 5 ]; then echo "make proof: no test is marked 'proof' in this checkout"; else exit $$status; fi
 
 bench: $(DEV) ## measure plans per second, start and import times, the training program and its observers
