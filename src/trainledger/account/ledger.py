@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 import msgspec
 import numpy as np
 
-from trainledger.account.memory import stage_memory
+from trainledger.account.memory import StageMemory, alive_at, beside, stage_memory
 from trainledger.account.peak import Peak, peak_of
 from trainledger.account.shares import Shares, shares
 from trainledger.account.states import buffer_bytes, on_host, standing, tensor_bytes
@@ -40,13 +40,15 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
 class Entry:
     """A plan's account; its lines are put into words when they are asked for.
 
-    where   the row of `own` that answers: the stage that holds most
+    where    the row of `own` that answers: the stage that holds most
+    stages   the places of its step
     """
 
     inventory: Inventory
     own: Shares
     where: int
     peak: Peak
+    stages: StageMemory
     traffic: tuple[Moved, ...]
 
     @property
@@ -59,7 +61,7 @@ class Entry:
         """Every line held and moved."""
         held = _held_lines(self.inventory, self.own, self.where)
         moved = _moved_lines(self.traffic, self.where, self.own)
-        return (*held, *_activation_line(self.inventory, self.peak), *moved)
+        return (*held, *_other_lines(self.inventory, self), *moved)
 
 
 def entry(inventory: Inventory, plans: Plans) -> Entry:
@@ -67,11 +69,12 @@ def entry(inventory: Inventory, plans: Plans) -> Entry:
     if len(plans) != 1:
         raise AssertionError("a ledger is one plan")
     own = shares(inventory, plans)
-    peak = peak_of(stage_memory(inventory, plans))
+    stages = stage_memory(inventory, plans)
+    peak = peak_of(stages)
     where = int(np.argmax(own.pp_stage[0] == peak.pp_stage))
     calls = all_traffic(inventory, own)
     moved = tuple(_moved(call, where) for call in calls if call.count[0, where])
-    return Entry(inventory=inventory, own=own, where=where, peak=peak, traffic=moved)
+    return Entry(inventory=inventory, own=own, where=where, peak=peak, stages=stages, traffic=moved)
 
 
 def _moved(call: Collective, where: int) -> Moved:
@@ -143,21 +146,35 @@ def _instants(alive: tuple[Instant, ...], accumulates: bool) -> str:
     return ",".join(i for i in INSTANTS if i in alive or (accumulates and i == "loss"))
 
 
-def _activation_line(inventory: Inventory, peak: Peak) -> list[Line]:
-    if not peak.activations_bytes:
-        return []
-    scenario = inventory.setting.scenario
-    return [
+def _other_lines(inventory: Inventory, entry: Entry) -> list[Line]:
+    """What is alive beside states at the highest place: activations, what passes, scratch; and beside the allocator."""
+    stages, peak = entry.stages, entry.peak
+    place, row = stages.where()
+    lines = [
         Line(
-            id=line_id("held", "activations", "saved for backward"),
-            amount=peak.activations_bytes,
+            id=line_id("held", alive.category, alive.name),
+            amount=alive.amount,
             unit="B",
-            basis="modelled",
-            formula=f"closed form per block, recompute {scenario.recompute}, attention {scenario.attention}",
-            cites=("korthikanti",),
+            basis="calibrated" if alive.kind == "workspace" else "modelled",
+            formula=f"{alive.kind} alive at the {peak.place}",
             pp_stage=peak.pp_stage,
         )
+        for alive in alive_at(stages, place, row)
+        if alive.kind != "states"
     ]
+    lines += [
+        Line(
+            id=line_id("held", "beside", found.what),
+            amount=found.amount,
+            unit="B",
+            basis=found.basis,
+            formula=f"outside PyTorch's allocator; between {found.lower} and {found.upper} B",
+            cites=(found.cite,),
+            pp_stage=peak.pp_stage,
+        )
+        for found in beside(inventory, entry.own.plans)
+    ]
+    return lines
 
 
 def _moved_lines(moved: tuple[Moved, ...], where: int, own: Shares) -> list[Line]:

@@ -10,13 +10,13 @@ from trainledger.report.words import (
     assumed,
     busiest,
     card,
+    change,
     degrees,
     engine,
     fit_style,
     gpus,
     held,
     notes,
-    part_of,
     percent,
     whole,
     yes,
@@ -24,6 +24,7 @@ from trainledger.report.words import (
 from trainledger.units import format_bytes, format_gb
 
 LARGEST = 6
+NAMED = 4
 AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "dp_replicate", "mbs", "num_microbatches")
 
 
@@ -58,33 +59,29 @@ def _ledger(answer: Answer) -> Document:
 
 def _verdict(answer: Answer) -> Document:
     memory = answer["memory"]
-    total = memory["meters"]["allocated"]["estimate"]
-    where = f"pp_stage {memory['pp_stage']}, {moment(memory['instant'])}"
+    meters, usable, free = memory["meters"], memory["usable_bytes"], memory["free_bytes"]
+    where = f"at pp_stage {memory['pp_stage']}, {memory['place']}"
     if memory["fits"] is None:
-        return [Text(f"holds {format_bytes(total)} per GPU: {where}", "answer")]
+        return [Text(f"holds {format_bytes(meters['allocated']['estimate'])} per GPU, {where}", "answer")]
+    at = f"{card(answer['accelerator'], usable)}"
     if memory["fits"]:
-        return [Text(f"fits: {part_of(total, memory['usable_bytes'])} on {answer['accelerator']}, {where}", "good")]
-    if total <= memory["usable_bytes"]:
+        return [Text(f"fits, {format_bytes(free)} free of {at}{_band(meters)}: most {where}", "good")]
+    if free >= 0:
         on_host = format_bytes(memory["host_bytes"])
         return [Text(f"does not fit: the card holds it, the host does not hold {on_host} per GPU", "bad")]
-    over = format_bytes(total - memory["usable_bytes"])
-    at = card(answer["accelerator"], memory["usable_bytes"])
-    return [Text(f"does not fit: {format_bytes(total)} is {over} over {at}, {where}", "bad")]
+    largest = ", ".join(f"{one['name']} {format_bytes(one['amount'])}" for one in memory["alive"][:NAMED])
+    return [
+        Text(f"does not fit: {format_bytes(-free)} over {at}{_band(meters)}, {where}", "bad"),
+        Text(f"largest there: {largest}"),
+        change(memory["smallest_change"]),
+    ]
 
 
-def moment(instant: str) -> str:
-    """An instant in words.
-
-    >>> moment("loss"), moment("backward")
-    ('at the loss', 'at the end of the backward')
-    """
-    words = {
-        "rest": "between steps",
-        "loss": "at the loss",
-        "backward": "at the end of the backward",
-        "step": "in the step",
-    }
-    return words[instant]
+def _band(meters: Answer) -> str:
+    """How far the meter that decides may be off, where that is known."""
+    device = meters.get("device", meters["allocated"])
+    off = max(device["upper"] - device["estimate"], device["estimate"] - device["lower"])
+    return f", band +-{format_bytes(off)}" if off else ""
 
 
 def _memory(answer: Answer) -> Table:
@@ -95,7 +92,9 @@ def _memory(answer: Answer) -> Table:
         for name, amount in memory["by_category"].items()
         if amount
     ]
-    rows.append([f"all that is alive {moment(memory['instant'])}", format_bytes(total), ""])
+    rows.append([f"all that is allocated in the {memory['place']}", format_bytes(total), ""])
+    if "device" in memory["meters"]:
+        rows.append(["with context and communicators", format_bytes(memory["meters"]["device"]["estimate"]), ""])
     if memory["host_bytes"]:
         rows.append(["host memory, beside it", format_bytes(memory["host_bytes"]), ""])
     return table([left("held per GPU"), Column("at most"), Column("of peak")], rows)

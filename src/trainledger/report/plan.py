@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainledger.report.document import BLANK, Column, Document, Table, Text, left, table
-from trainledger.report.words import Answer, assumed, busiest, card, degrees, engine, gpus, notes, whole
+from trainledger.report.words import Answer, assumed, busiest, card, change, engine, gpus, notes, whole
 from trainledger.units import format_bytes, format_gb
 
 DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp")
@@ -43,18 +43,7 @@ def _verdict(answer: Answer) -> Document:
         ]
     if not answer["passing"]:
         return [Text(f"no plan passes the rules: all {tried} are rejected", "bad")]
-    return [Text(f"none of {tried} plans fits {at}", "bad"), _change(answer["smallest_change"])]
-
-
-def _change(change: Answer | None) -> Text:
-    if change is None:
-        return Text("no single change that was tried makes one fit", "bad")
-    plan = change["plan"]
-    split = degrees({**plan, "dp": plan["dp_replicate"] * plan["dp_shard"]}, ("tp", "pp", "vpp", "cp", "ep", "dp"))
-    names = f"{split}, zero {plan['zero_stage']}, mbs {plan['mbs']}, recompute {change['recompute']}".removeprefix(", ")
-    turn = f"{change['knob']} from {change['before']} to {change['after']}"
-    total = format_bytes(change["total_bytes"])
-    return Text(f"smallest change that fits: {turn}, which makes the plan {names}, with {total}", "answer")
+    return [Text(f"none of {tried} plans fits {at}", "bad"), change(answer["smallest_change"])]
 
 
 def _fixed(answer: Answer) -> Document:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from trainledger.report.document import BLANK, Column, Document, Style, Table, Text, left, table
 from trainledger.report.predict import ignored, reasons
-from trainledger.report.words import Answer, whole
+from trainledger.report.words import Answer, percent, whole
+from trainledger.units import format_bytes
 
 COUNTS = ("rows", "scored", "match", "source_truncated", "mismatch", "unsupported", "incomplete")
+FAR = 15
+"""How many of the rows that are furthest off are shown."""
 
 
 def document(answer: Answer) -> Document:
     """The grade over all, then by source, then what is off and what has no prediction."""
+    body = _memory(answer) if answer["what"] == "memory" else _states(answer)
+    return [*body, *reasons(answer["rows"], {"unsupported", "incomplete"}), *ignored(answer)]
+
+
+def _states(answer: Answer) -> Document:
     overall = answer["overall"]
     right = overall["match"] + overall["source_truncated"]
     return [
@@ -23,8 +31,6 @@ def document(answer: Answer) -> Document:
         BLANK,
         _sources(answer),
         *_mismatches(answer),
-        *reasons(answer["rows"], {"unsupported", "incomplete"}),
-        *ignored(answer),
     ]
 
 
@@ -58,3 +64,98 @@ def _mismatches(answer: Answer) -> Document:
     ]
     columns = [left("row"), left("status"), Column("printed"), Column("predicted"), left("reason")]
     return [BLANK, table(columns, cells)]
+
+
+def _memory(answer: Answer) -> Document:
+    overall = answer["overall"]
+    out = overall["out_of_memory"]
+    without = overall["unsupported"] + overall["incomplete"]
+    beside = f"; {whole(out['match'])} of {whole(out['rows'])} out-of-memory rows exceed their card" * bool(out["rows"])
+    return [
+        Text(
+            f"off by {percent(overall['median_abs_log_ratio'])} (median) and {percent(overall['p90_abs_log_ratio'])}"
+            f" (90th percentile) in the mean over {whole(overall['scored_sources'])} sources of"
+            f" {whole(overall['scored_rows'])} complete rows{beside}; {whole(without)} rows have no prediction",
+            "answer",
+        ),
+        BLANK,
+        _by_meter(answer),
+        *_furthest(answer),
+    ]
+
+
+def _by_meter(answer: Answer) -> Table:
+    """A line for each source and meter, in which tier C and meters that nobody named stand apart."""
+    lines = [line for name, source in answer["sources"].items() for line in _lines(name, source)]
+    overall = answer["overall"]
+    for name, part in (
+        ("mean", overall),
+        ("mean, tier C", overall["tier_c"]),
+        ("mean, meter not named", overall["unknown_meter"]),
+    ):
+        lines.append([name, "", whole(part["scored_rows"]), "", *_errors(part), *_errors(part["distinct"]), ""])
+    columns = [
+        left("source"),
+        left("meter"),
+        Column("rows"),
+        Column("values"),
+        Column("median"),
+        Column("p90"),
+        Column("median of values"),
+        Column("p90 of values"),
+        left("not scored"),
+    ]
+    return table(columns, lines)
+
+
+def _lines(name: str, source: Answer) -> list[list[str]]:
+    tier = " (tier C)" if source["tier_c"]["scored_rows"] and not source["scored_rows"] else ""
+    idle = ", ".join(
+        f"{whole(source[key])} {key.replace('_', ' ')}"
+        for key in ("match", "mismatch", "unmeasured", "unsupported", "incomplete")
+        if source[key]
+    )
+    lines = [
+        [
+            name + tier,
+            meter,
+            whole(part["scored_rows"]),
+            whole(part["distinct"]["values"]),
+            *_errors(part),
+            *_errors(part["distinct"]),
+            idle if index == 0 else "",
+        ]
+        for index, (meter, part) in enumerate(source["meters"].items())
+    ]
+    return lines or [[name + tier, "", "", "", "", "", "", "", idle]]
+
+
+def _errors(part: Answer) -> list[str]:
+    return [percent(part["median_abs_log_ratio"]), percent(part["p90_abs_log_ratio"])]
+
+
+def _furthest(answer: Answer) -> Document:
+    """The scored rows that are furthest off, and the rows that ran out of memory against what is predicted."""
+    scored = [row for row in answer["rows"] if row["log_ratio"] is not None]
+    scored.sort(key=lambda row: -abs(row["log_ratio"]))
+    cells = [
+        [
+            row["id"],
+            row["tier"],
+            row["meter"],
+            format_bytes(int(row["measured"])),
+            format_bytes(int(row["predicted"])),
+            f"{row['log_ratio'] * 100:+.1f} %",
+        ]
+        for row in scored[:FAR]
+    ]
+    out = [Text(f"{row['id']}: {row['reason']}", "bad") for row in answer["rows"] if row["status"] == "mismatch"]
+    columns = [
+        left("furthest off"),
+        left("tier"),
+        left("meter"),
+        Column("measured"),
+        Column("predicted"),
+        Column("ln ratio"),
+    ]
+    return [*([BLANK, table(columns, cells)] if cells else []), *([BLANK, *out] if out else [])]

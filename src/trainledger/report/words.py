@@ -106,3 +106,15 @@ def notes(answer: Answer) -> Document:
         Text(f"{note['severity']}: [{note['rule']}] {note['message']}", "warn" if note["severity"] == "warn" else "dim")
         for note in shown
     ]
+
+
+def change(found: Answer | None) -> Text:
+    """The smallest change that makes a plan fit, and the plan that it makes."""
+    if found is None:
+        return Text("no single change that was tried makes one fit", "bad")
+    plan = found["plan"]
+    split = degrees({**plan, "dp": plan["dp_replicate"] * plan["dp_shard"]}, ("tp", "pp", "vpp", "cp", "ep", "dp"))
+    names = f"{split}, zero {plan['zero_stage']}, mbs {plan['mbs']}, recompute {found['recompute']}".removeprefix(", ")
+    turn = f"{found['knob']} from {found['before']} to {found['after']}"
+    total = format_bytes(found["total_bytes"])
+    return Text(f"smallest change that fits: {turn}, which makes the plan {names}, with {total}", "answer")

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from trainledger.account.ledger import Entry, Moved, entry
+from trainledger.account.memory import Alive, Meter, memory_of
 from trainledger.account.peak import by_basis
 from trainledger.errors import BadInput, UsageError
 from trainledger.facts.cite import reference
@@ -16,10 +17,14 @@ from trainledger.inventory.inventory import Inventory
 from trainledger.lines import Basis, Line
 from trainledger.plans.plan import Plans
 from trainledger.profiles.profile import Instant
+from trainledger.search.change import Change, smallest_change
 from trainledger.service.common import Degrees, Note, Run, host_notes, notes, prepared
 from trainledger.service.plan_file import overlay
 from trainledger.service.requests import ANSWER, PlanRequest, flag
 from trainledger.service.sweep import Row, sweep_rows, sweep_values
+
+MOST_ALIVE = 12
+"""Storages that an answer names: the rest is small."""
 
 
 class Request(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
@@ -43,30 +48,32 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
-class Meter(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of one meter; `lower` holds only what is exact."""
-
-    estimate: int
-    lower: int
-
-
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Device memory of the stage that holds most.
 
-    by_category  each at its own largest instant, activations included
-    by_basis     what makes up the estimate, by how sure it is
-    at_instants  all that is alive at each instant
+    meters           what PyTorch has allocated, and what nvidia-smi shows, as an estimate within bounds
+    free_bytes       what the card has left of its usable memory; negative where the plan does not fit
+    place            where in the step most is held, in words
+    alive            what is alive there, largest first
+    by_category      each at its own largest instant, activations included
+    by_basis         what makes up what is allocated, by how sure it is
+    at_instants      all that is alive at each instant
+    smallest_change  where the plan does not fit, the cheapest single change that makes it fit
     """
 
     meters: dict[str, Meter]
     usable_bytes: int | None
+    free_bytes: int | None
     pp_stage: int
+    place: str
     instant: str
     fits: bool | None
+    alive: tuple[Alive, ...]
     by_category: dict[str, int]
     by_basis: dict[Basis, int]
     at_instants: dict[Instant, int]
     host_bytes: int
+    smallest_change: Change | None
 
 
 class PlanDegrees(Degrees, frozen=True, kw_only=True):
@@ -185,15 +192,21 @@ def engine_of(run: Run) -> Engine:
 
 def _memory(run: Run, plans: Plans, inventory: Inventory, found: Entry) -> Memory:
     peak, usable = found.peak, run.usable_bytes
-    certain = by_basis(inventory, plans, peak)
+    found_memory = memory_of(inventory, plans, found.stages)
+    fits = run.fits(peak)
+    gbs = run.setting.workload.gbs or int(plans.num_microbatches[0] * plans.mbs[0] * plans.dp[0])
     return Memory(
-        meters={"allocated": Meter(estimate=peak.total_bytes, lower=certain.get("exact", 0))},
+        meters=found_memory.meters,
         usable_bytes=usable,
+        free_bytes=usable - peak.device_bytes if usable is not None else None,
         pp_stage=peak.pp_stage,
+        place=peak.place,
         instant=peak.instant,
-        fits=run.fits(peak),
+        fits=fits,
+        alive=found_memory.alive[:MOST_ALIVE],
+        smallest_change=smallest_change(run.setting, plans, gbs) if fits is False else None,
         by_category={**peak.by_category, "activations": peak.activations_bytes},
-        by_basis=certain,
+        by_basis=by_basis(inventory, plans, peak),
         at_instants=peak.at_instants,
         host_bytes=peak.host_bytes,
     )

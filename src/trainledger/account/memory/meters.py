@@ -12,7 +12,9 @@ import msgspec
 from trainledger.account.memory.beside import Beside, beside
 from trainledger.account.memory.stage import StageMemory, stage_memory
 from trainledger.inventory.inventory import Inventory
+from trainledger.inventory.tape.walk import Kind
 from trainledger.plans.plan import Plans
+from trainledger.profiles.profile import CATEGORIES
 
 METERS = ("allocated", "reserved", "device")
 
@@ -26,10 +28,11 @@ class Meter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True):
-    """A storage, or a sum of alike ones, that is alive where most is held."""
+    """A storage, or a sum of alike ones, that is alive where most is held; category is a word of line ids."""
 
     name: str
     kind: str
+    category: str
     amount: int
 
 
@@ -44,20 +47,23 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     beside: tuple[Beside, ...]
 
 
-def memory_of(inventory: Inventory, plans: Plans, *, simulate: bool = True) -> Memory:
-    """The meters of a Plans of length one; `simulate`: with the model of the allocator, which takes longer."""
-    stages = stage_memory(inventory, plans)
+def memory_of(inventory: Inventory, plans: Plans, stages: StageMemory | None = None) -> Memory:
+    """The meters of a Plans of length one; `stages` where they are known already."""
+    if stages is None:
+        stages = stage_memory(inventory, plans)
     index, row = stages.where()
     place = stages.places[index]
     allocated = int(stages.total(index)[0, row])
     extra = beside(inventory, plans)
-    del simulate
-    more = sum(line.amount for line in extra)
+    meters = {"allocated": Meter(estimate=allocated, lower=allocated, upper=allocated)}
+    if extra:
+        meters["device"] = Meter(
+            estimate=allocated + sum(line.amount for line in extra),
+            lower=allocated + sum(line.lower for line in extra),
+            upper=allocated + sum(line.upper for line in extra),
+        )
     return Memory(
-        meters={
-            "allocated": Meter(estimate=allocated, lower=allocated, upper=allocated),
-            "device": Meter(estimate=allocated + more, lower=allocated, upper=allocated + more),
-        },
+        meters=meters,
         pp_stage=int(stages.pp_stage[0, row]),
         place=place.label,
         instant=place.states,
@@ -70,18 +76,28 @@ def alive_at(stages: StageMemory, index: int, row: int) -> tuple[Alive, ...]:
     """What is alive at a place of a stage of a single plan, largest first; the sum is what is allocated there."""
     place = stages.places[index]
     found = [
-        Alive(name=category, kind="states", amount=int(stages.states.held[category, place.states][0, row]))
-        for category in ("weights", "gradients", "optimizer", "buffers")
+        Alive(
+            name=category,
+            kind="states",
+            category=category,
+            amount=int(stages.states.held[category, place.states][0, row]),
+        )
+        for category in CATEGORIES
     ]
-    found.append(Alive(name="saved for backward", kind="activations", amount=int(place.kept[0, row])))
-    found.append(Alive(name="gathered and on its way", kind="passing", amount=int(stages.passing[index][0, row])))
-    found.append(Alive(name="workspaces", kind="workspace", amount=stages.workspace_bytes))
+    sums = (
+        ("saved for backward", "saved", "activations", place.kept),
+        ("gathered and on its way", "passing", "buffers", stages.passing[index]),
+        *(() if place.tape is not None else (("gradients handed on", "gradient", "activations", place.walked),)),
+    )
+    found += [Alive(name=n, kind=k, category=c, amount=int(amount[0, row])) for n, k, c, amount in sums]
+    found.append(Alive(name="workspaces", kind="workspace", category="buffers", amount=stages.workspace_bytes))
     if place.tape is not None and place.at is not None:
-        instant = int(place.at[0])
-        walked = place.tape.at(instant)
-        if sum(amount for _, _, amount in walked) > int(place.walked[0, row]):
-            walked = [entry for entry in walked if entry[1] != "weight gradient"]
-        found += [Alive(name=name, kind=kind, amount=amount) for name, kind, amount in walked]
-    else:
-        found.append(Alive(name="gradients handed on", kind="gradient", amount=int(place.walked[0, row])))
+        found += _walked(place.tape.at(int(place.at[0])), int(place.walked[0, row]))
     return tuple(sorted((entry for entry in found if entry.amount), key=lambda entry: -entry.amount))
+
+
+def _walked(alive: list[tuple[str, Kind, int]], total: int) -> list[Alive]:
+    """The storages of the layer that runs; gradients of weights where they lie beside the rest."""
+    if sum(amount for _, _, amount in alive) > total:
+        alive = [entry for entry in alive if entry[1] != "weight gradient"]
+    return [Alive(name=name, kind=kind, category="activations", amount=amount) for name, kind, amount in alive]
