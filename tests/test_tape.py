@@ -89,6 +89,62 @@ def test_what_is_pinned_is_kept_through_a_region_and_not_made_again() -> None:
     assert at(tape, "again", "act") == 2 + 8 + 8 + 2
 
 
+def test_an_early_stop_comes_before_the_last_operation_computes() -> None:
+    # x, and again its norm with rstd, up and act; down's own result is not made, and waits as a gradient only
+    assert at(recomputed(early_stop=True), "again", "down") == 2 + 1 + 2 + 8 + 8 + 2
+    assert at(recomputed(early_stop=False), "again", "down") == 2 + 1 + 2 + 8 + 8 + 2 + 2
+
+
+def lazy() -> Tape:
+    program = Program()
+    x = program.input("x", 2)
+    with program.recomputed(lazy=True):
+        normed = program.op("norm", x, 2, keeps=(x,), made={"rstd": 1})
+        mixed = program.op("mixed", normed, 16, keeps=(normed,), pinned=True)
+        out = program.op("attention", mixed, 4, keeps=(mixed,), keeps_output=True, made={"sums": 3}, pinned=True)
+        up = program.op("up", out, 8, keeps=(out,))
+        act = program.op("act", up, 8, keeps=(up,))
+        down = program.op("down", act, 2, keeps=(act,))
+    return walk(program, down)
+
+
+def test_a_lazy_region_makes_again_what_the_next_backward_needs() -> None:
+    phases = [entry for entry in lazy().instants if entry[0] != "forward"]
+    assert phases == [
+        ("again", "up"),
+        ("again", "act"),
+        ("backward", "down"),
+        ("backward", "act"),
+        ("backward", "up"),
+        ("backward", "attention"),
+        ("again", "norm"),
+        ("backward", "mixed"),
+        ("backward", "norm"),
+    ]
+
+
+def test_what_a_pinned_operation_makes_waits_with_its_outputs() -> None:
+    tape = lazy()
+    assert tape.saved.tolist() == [2 + 16 + 4 + 3]
+    # up and act are made again beside all that is kept, and the norm only when they are gone
+    assert at(tape, "backward", "down") == 25 + 8 + 8 + 2 + 8
+    assert at(tape, "backward", "mixed") == 2 + 2 + 1 + 16 + 2
+
+
+def test_a_compiler_drops_what_is_pinned_and_read_by_no_backward() -> None:
+    def saved(*, lazy: bool) -> list[int]:
+        program = Program()
+        x = program.input("x", 2)
+        with program.recomputed(lazy=lazy):
+            up = program.op("up", x, 8, keeps=(x,), pinned=True)
+            act = program.op("act", up, 8, keeps=(up,))
+            down = program.op("down", act, 32, keeps=(act,), pinned=True)
+            out = program.op("add", (x, down), 32, passes=True)
+        return walk(program, out).saved.tolist()
+
+    assert (saved(lazy=True), saved(lazy=False)) == ([2 + 8], [2 + 8 + 32])
+
+
 def test_a_view_takes_no_room_and_keeps_its_whole_storage() -> None:
     program = Program()
     x = program.input("x", 4)

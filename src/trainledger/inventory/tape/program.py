@@ -9,11 +9,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 from trainledger.arrays import IntArray
 
 Bytes = IntArray | int
 Work = Bytes | tuple[Bytes, ...]
+
+Rerun = Literal["whole", "early", "lazy"]
+"""How a recomputed region runs again: whole, until all that is kept is there, or tensor by tensor as needed."""
 
 TO_THE_TURN, TO_THE_END = -1, -2
 """How long a variable stays that nobody drops: as long as the forward, or the backward too."""
@@ -46,7 +50,7 @@ class Op:
     passes       its inputs' gradients are its output's: an addition, a reshape, a fused epilogue
     grad_into    the kept tensor that its input's gradient is written over
     region       which recomputed region it belongs to; 0: none
-    pinned       in such a region, its outputs are kept and not computed again
+    pinned       in such a region, what it makes is kept and not computed again
     """
 
     name: str
@@ -61,6 +65,11 @@ class Op:
     grad_into: Value | None = None
     region: int = 0
     pinned: bool = False
+
+    @property
+    def makes(self) -> tuple[Value, ...]:
+        """The tensors whose storages are new: outputs that are no views, and what only the backward reads."""
+        return (*(value for value in self.outputs if value.view_of is None), *self.made)
 
 
 class Program:
@@ -77,7 +86,7 @@ class Program:
         self.ops: list[Op] = []
         self.inputs: list[Value] = []
         self.held: dict[Value, int] = {}
-        self.early_stop: dict[int, bool] = {}
+        self.reruns: dict[int, Rerun] = {}
         self._region = 0
 
     def input(self, name: str, nbytes: Bytes, *, differentiable: bool = True) -> Value:
@@ -151,15 +160,17 @@ class Program:
             self.held[value] = len(self.ops) - 1
 
     @contextmanager
-    def recomputed(self, *, early_stop: bool = True) -> Generator[None]:
+    def recomputed(self, *, early_stop: bool = True, lazy: bool = False) -> Generator[None]:
         """A checkpointed region: forward keeps its inputs alone, and backward runs it again.
 
-        early_stop   the second run ends with the last operation that something is kept of
+        early_stop   the second run ends before the last operation that something is kept of, unless that is its result
+        lazy         there is no second run: each tensor is made again just before the backward that needs it, as a
+                     compiler orders the two in one graph
         """
         if self._region:
             raise AssertionError("a recomputed region inside another is not walked")
-        self._region = len(self.early_stop) + 1
-        self.early_stop[self._region] = early_stop
+        self._region = len(self.reruns) + 1
+        self.reruns[self._region] = "lazy" if lazy else "early" if early_stop else "whole"
         try:
             yield
         finally:

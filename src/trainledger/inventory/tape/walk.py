@@ -3,7 +3,8 @@
 Rules of the walk, those of a reference-counted autograd:
   a tensor lives from the operation that makes it to the last that uses it forward, or to the backward it waits for;
   a gradient lives from the first backward that gives it to the backward of whatever made its tensor, and a second one
-  is added into the first; a checkpointed region runs again before its backward, and what it makes then is new.
+  is added into the first, or `anew` the sum of both is new; a checkpointed region runs again before its backward, and
+  what it makes then is new.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainledger.arrays import IntArray
+from trainledger.inventory.tape.order import Phase, stops, timeline
 from trainledger.inventory.tape.program import TO_THE_END, TO_THE_TURN, Bytes, Op, Program, Value, Work
 
 Kind = Literal["tensor", "gradient", "weight gradient", "work"]
-Phase = Literal["forward", "again", "backward"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -121,22 +122,28 @@ class Tape:
         return sorted(alive, key=lambda entry: -entry[2])
 
 
-def walk(program: Program, output: Value | None) -> Tape:
-    """The tape of a program whose last tensor is handed on; None: a loss, whose gradient takes no room."""
-    return _Walk(program, output).tape()
+def walk(program: Program, output: Value | None, *, anew: bool = False) -> Tape:
+    """The tape of a program whose last tensor is handed on; None: a loss, whose gradient takes no room.
+
+    anew   gradients that meet are added into a new tensor, as autograd does while a dispatch mode looks on
+           [torch: csrc/autograd/input_buffer.cpp, can_accumulate_inplace]
+    """
+    return _Walk(program, output, anew=anew).tape()
 
 
 class _Walk:
-    def __init__(self, program: Program, output: Value | None) -> None:
+    def __init__(self, program: Program, output: Value | None, *, anew: bool) -> None:
         self.program = program
         self.output = output
-        self.steps = _timeline(program)
+        self.anew = anew
+        self.steps = timeline(program)
         self.turn = len(program.ops)
         self.end = len(self.steps) - 1
         self.back = {op: i for i, (phase, op) in enumerate(self.steps) if phase == "backward"}
-        self.made_in = {value.root: op.region for op in program.ops for value in op.outputs if value.view_of is None}
-        self.made_in.update({value: op.region for op in program.ops for value in op.made})
-        self.pinned = {v.root for op in program.ops if op.pinned and op.region for v in op.outputs}
+        self.again = {op: i for i, (phase, op) in enumerate(self.steps) if phase == "again"}
+        self.made_in = {value: op.region for op in program.ops for value in op.makes}
+        self.pinned = {value for op in program.ops if op.pinned and op.region for value in op.makes}
+        self.stopped = stops(program)
         self.storages: list[Storage] = []
         self.first: dict[Value, Storage] = {}
         self.second: dict[Value, Storage] = {}
@@ -182,12 +189,12 @@ class _Walk:
         first_time_in_region = op.region > 0 and not again
         for value in op.inputs:
             self._storage(value, op.region, again=again).touch(instant)
-        self._work(op, op.work, instant)
-        table = self.second if again else self.first
-        made = () if first_time_in_region else op.made
-        for value in (*op.outputs, *made):
-            if value.view_of is None and not (again and value in self.pinned):
-                table[value] = self._new(value.name, value.nbytes, "tensor", instant)
+        if not (again and (op.pinned or op in self.stopped)):
+            self._work(op, op.work, instant)
+            table = self.second if again else self.first
+            for value in op.makes:
+                if op.pinned or not first_time_in_region or value not in op.made:
+                    table[value] = self._new(value.name, value.nbytes, "tensor", instant)
         if first_time_in_region:
             self._keep_region_inputs(op)
         else:
@@ -195,14 +202,17 @@ class _Walk:
                 self._storage(value, op.region, again=again).touch(self.back[op])
 
     def _keep_region_inputs(self, op: Op) -> None:
-        """A checkpoint keeps what its region reads from outside, and what is pinned, until its backward is over."""
+        """A checkpoint keeps what its region reads from outside until its backward is over.
+
+        What is pinned waits until it would run again; of that a compiler keeps what a backward reads.
+        """
         over = max(self.back[other] for other in self.program.ops if other.region == op.region)
         for value in op.inputs:
             if self.made_in.get(value.root, 0) != op.region:
                 self.first[value.root].touch(over)
-        if op.pinned:
-            for value in op.outputs:
-                self.first[value.root].touch(self.back[op])
+        if op.pinned and self.program.reruns[op.region] != "lazy":
+            for value in op.makes:
+                self.first[value].touch(self.again.get(op, self.back[op]))
 
     def _backward(self, op: Op, instant: int) -> None:
         coming = [self.gradients[v] for v in op.outputs if v in self.gradients]
@@ -210,6 +220,9 @@ class _Walk:
             return
         for gradient in coming:
             gradient.touch(instant)
+        if self.program.reruns.get(op.region) == "lazy":
+            for value in op.keeps:
+                self._storage(value, op.region, again=True).touch(instant)
         self._work(op, op.back_work, instant)
         for name, nbytes in op.weights:
             self._new(name, nbytes, "weight gradient", instant).touch(self.end)
@@ -221,16 +234,23 @@ class _Walk:
         """The gradient of one input: the output's own, written over a kept tensor, new, or added to what is there."""
         there = value in self.gradients
         if op.passes and coming:
-            self.gradients.setdefault(value, coming[0]).touch(instant)
+            self._sum(value, self.gradients.setdefault(value, coming[0]) is not coming[0], instant)
         elif op.grad_into is not None:
             over = self._storage(op.grad_into, op.region, again=op.region > 0)
             over.touch(instant)
             self.gradients.setdefault(value, over)
         elif there:
             self._new(f"gradient of {value.name}, second", value.nbytes, "gradient", instant)
+            self._sum(value, self.anew, instant)
         else:
             self.gradients[value] = self._new(f"gradient of {value.name}", value.nbytes, "gradient", instant)
         self.gradients[value].touch(instant)
+
+    def _sum(self, value: Value, two: bool, instant: int) -> None:
+        """Two gradients of a tensor become one: the first that is there, or a new one."""
+        self.gradients[value].touch(instant)
+        if two and self.anew:
+            self.gradients[value] = self._new(f"gradient of {value.name}, sum", value.nbytes, "gradient", instant)
 
     def _outlive(self) -> None:
         """What is handed on, what a local variable holds, and gradients that leave with the tape."""
@@ -248,19 +268,3 @@ class _Walk:
 def _named(steps: list[tuple[Phase, Op]]) -> Iterator[tuple[Phase, str]]:
     for phase, op in steps:
         yield phase, op.name
-
-
-def _timeline(program: Program) -> list[tuple[Phase, Op]]:
-    """Forward in order; backward in reverse, where a region runs again before its last operation's backward."""
-    steps: list[tuple[Phase, Op]] = [("forward", op) for op in program.ops]
-    started: set[int] = set()
-    for op in reversed(program.ops):
-        if op.region and op.region not in started:
-            started.add(op.region)
-            members = [other for other in program.ops if other.region == op.region]
-            keeping = [i for i, member in enumerate(members) if member.keeps]
-            if program.early_stop[op.region]:
-                members = members[: keeping[-1] + 1 if keeping else 0]
-            steps.extend(("again", member) for member in members)
-        steps.append(("backward", op))
-    return steps

@@ -1,0 +1,66 @@
+"""The order of a program's operations: forward, backward in reverse, and where a recomputed region runs again."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trainledger.inventory.tape.program import Op, Program, Value
+
+Phase = Literal["forward", "again", "backward"]
+
+
+def timeline(program: Program) -> list[tuple[Phase, Op]]:
+    """Forward in order; backward in reverse, where a region runs again before its last operation's backward.
+
+    A lazy region runs nothing again before a backward needs it.
+    """
+    steps: list[tuple[Phase, Op]] = [("forward", op) for op in program.ops]
+    started: set[int] = set()
+    needs = {region: _Needs(program, region) for region, how in program.reruns.items() if how == "lazy"}
+    for op in reversed(program.ops):
+        if op.region in needs:
+            steps.extend(("again", other) for other in needs[op.region].of(op))
+        elif op.region and op.region not in started:
+            started.add(op.region)
+            steps.extend(("again", other) for other in _second_run(program, op.region))
+        steps.append(("backward", op))
+    return steps
+
+
+def stops(program: Program) -> set[Op]:
+    """The last operations of second runs that end early: all that is kept of them is there before they compute."""
+    ends = (_second_run(program, region)[-1:] for region, how in program.reruns.items() if how == "early")
+    return {op for end in ends for op in end if not set(op.makes) & {value.root for value in op.keeps}}
+
+
+def _second_run(program: Program, region: int) -> list[Op]:
+    members = [op for op in program.ops if op.region == region]
+    if program.reruns[region] == "whole":
+        return members
+    keeping = [index for index, member in enumerate(members) if member.keeps]
+    return members[: keeping[-1] + 1 if keeping else 0]
+
+
+class _Needs:
+    """What has to run again, of one lazy region, before each backward; asked in the order of the backward."""
+
+    def __init__(self, program: Program, region: int) -> None:
+        members = [op for op in program.ops if op.region == region]
+        self.makers = {value: op for op in members if not op.pinned for value in op.makes}
+        self.there: set[Op] = set()
+
+    def of(self, op: Op) -> list[Op]:
+        """In the order in which they run."""
+        found: list[Op] = []
+        for value in op.keeps:
+            self._make(value.root, found)
+        return found
+
+    def _make(self, value: Value, found: list[Op]) -> None:
+        maker = self.makers.get(value)
+        if maker is None or maker in self.there:
+            return
+        self.there.add(maker)
+        for taken in maker.inputs:
+            self._make(taken.root, found)
+        found.append(maker)
