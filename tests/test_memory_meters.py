@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from strategies import plan_of, setting_of
 
+from strategies import plan_of, setting_of
 from trainledger.account.memory import beside, memory_of, stage_memory
 from trainledger.account.peak import by_basis, peak_of
 from trainledger.facts.cluster import find_accelerator
