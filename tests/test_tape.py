@@ -196,3 +196,15 @@ def test_what_is_alive_is_named_largest_first() -> None:
     tape = plain()
     where = tape.instants.index(("backward", "act"))
     assert [name for name, _, _ in tape.at(where)][:3] == ["up", "gradient of act", "gradient of up"]
+
+
+def test_gradients_that_meet_are_added_into_a_new_tensor_once_the_second_is_there() -> None:
+    program = Program()
+    x = program.input("x", 4)
+    wide = program.op("up", x, 32, keeps=(x,))
+    other = program.op("side", x, 4, keeps=(x,))
+    tape = walk(program, program.op("out", (wide, other), 4), anew=True)
+    # the backward of up: x, the gradient of its result, both gradients of x; then the sum, and nothing of up's
+    assert at(tape, "backward", "up") == 4 + 32 + 4 + 4
+    assert at(tape, "sum", "up: gradients added") == 4 + 4 + 4
+    assert tape.handed.tolist() == [4]

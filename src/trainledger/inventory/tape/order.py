@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 from trainledger.inventory.tape.program import Op, Program, Value
 
-Phase = Literal["forward", "again", "backward"]
+Phase = Literal["forward", "again", "backward", "sum"]
+"""sum: the operation's backward is over, and what it gave is added to gradients that were there; of the backward."""
 
 
-def timeline(program: Program) -> list[tuple[Phase, Op]]:
+def timeline(program: Program, *, sums: bool = False) -> list[tuple[Phase, Op]]:
     """Forward in order; backward in reverse, where a region runs again before its last operation's backward.
 
     A lazy region runs nothing again before a backward needs it.
+
+    sums   with an instant of its own after the backward of what may give a tensor its second gradient
     """
     steps: list[tuple[Phase, Op]] = [("forward", op) for op in program.ops]
     started: set[int] = set()
+    uses = Counter(value for op in program.ops for value in op.inputs if value.differentiable)
     needs = {region: _Needs(program, region) for region, how in program.reruns.items() if how == "lazy"}
     for op in reversed(program.ops):
         if op.region in needs:
@@ -24,6 +29,8 @@ def timeline(program: Program) -> list[tuple[Phase, Op]]:
             started.add(op.region)
             steps.extend(("again", other) for other in _second_run(program, op.region))
         steps.append(("backward", op))
+        if sums and any(uses[value] > 1 for value in op.inputs):
+            steps.append(("sum", op))
     return steps
 
 

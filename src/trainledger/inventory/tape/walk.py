@@ -3,8 +3,8 @@
 Rules of the walk, those of a reference-counted autograd:
   a tensor lives from the operation that makes it to the last that uses it forward, or to the backward it waits for;
   a gradient lives from the first backward that gives it to the backward of whatever made its tensor, and a second one
-  is added into the first, or `anew` the sum of both is new; a checkpointed region runs again before its backward, and
-  what it makes then is new.
+  is added into the first, or into a new tensor once the operation that gave it is over; a checkpointed region runs
+  again before its backward, and what it makes then is new.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class _Walk:
         self.program = program
         self.output = output
         self.anew = anew
-        self.steps = timeline(program)
+        self.steps = timeline(program, sums=anew)
         self.turn = len(program.ops)
         self.end = len(self.steps) - 1
         self.back = {op: i for i, (phase, op) in enumerate(self.steps) if phase == "backward"}
@@ -157,7 +157,7 @@ class _Walk:
         for instant, (phase, op) in enumerate(self.steps):
             if phase == "backward":
                 self._backward(op, instant)
-            else:
+            elif phase != "sum":
                 self._forward(op, instant, again=phase == "again")
         self._outlive()
         index = {id(storage): i for i, storage in enumerate(self.storages)}
@@ -234,23 +234,27 @@ class _Walk:
         """The gradient of one input: the output's own, written over a kept tensor, new, or added to what is there."""
         there = value in self.gradients
         if op.passes and coming:
-            self._sum(value, self.gradients.setdefault(value, coming[0]) is not coming[0], instant)
+            two = self.gradients.setdefault(value, coming[0]) is not coming[0]
+            coming[0].touch(instant + (two and self.anew))
+            self._sum(value, two, instant)
         elif op.grad_into is not None:
             over = self._storage(op.grad_into, op.region, again=op.region > 0)
             over.touch(instant)
             self.gradients.setdefault(value, over)
         elif there:
-            self._new(f"gradient of {value.name}, second", value.nbytes, "gradient", instant)
-            self._sum(value, self.anew, instant)
+            second = self._new(f"gradient of {value.name}, second", value.nbytes, "gradient", instant)
+            second.touch(instant + self.anew)
+            self._sum(value, True, instant)
         else:
             self.gradients[value] = self._new(f"gradient of {value.name}", value.nbytes, "gradient", instant)
         self.gradients[value].touch(instant)
 
     def _sum(self, value: Value, two: bool, instant: int) -> None:
-        """Two gradients of a tensor become one: the first that is there, or a new one."""
+        """Two gradients of a tensor become one: the first that is there, or a new one at the instant that follows."""
         self.gradients[value].touch(instant)
         if two and self.anew:
-            self.gradients[value] = self._new(f"gradient of {value.name}, sum", value.nbytes, "gradient", instant)
+            self.gradients[value].touch(instant + 1)
+            self.gradients[value] = self._new(f"gradient of {value.name}, sum", value.nbytes, "gradient", instant + 1)
 
     def _outlive(self) -> None:
         """What is handed on, what a local variable holds, and gradients that leave with the tape."""
@@ -267,4 +271,4 @@ class _Walk:
 
 def _named(steps: list[tuple[Phase, Op]]) -> Iterator[tuple[Phase, str]]:
     for phase, op in steps:
-        yield phase, op.name
+        yield phase, f"{op.name}: gradients added" if phase == "sum" else op.name
