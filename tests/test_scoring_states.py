@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from trainledger.errors import UnknownName
 from trainledger.scoring import predict_csv, score_csv
-from trainledger.scoring.states import Prediction, predict_states
+from trainledger.scoring.prediction import Prediction
+from trainledger.scoring.states import predict_states
 from trainledger.scoring.table import load_table, table_kinds
 
 TRUTH = Path(__file__).parent / "data" / "exact_memory.csv"
@@ -123,8 +124,8 @@ def test_a_symbolic_print_is_compared_with_its_value(tmp_path: Path) -> None:
         assert score_csv(write(tmp_path / "t.csv", rows), "states")["rows"][0]["status"] == status
 
 
-def test_only_states_are_scored() -> None:
-    with pytest.raises(UnknownName, match=r"'time' is not a known thing to score; .*states; write --what states"):
+def test_only_states_and_memory_are_scored() -> None:
+    with pytest.raises(UnknownName, match=r"'time' is not a known thing to score; .*write --what states or memory"):
         score_csv(TRUTH, "time")
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from fractions import Fraction
 from math import lcm
-from typing import Any, Literal
 
 from trainledger.account.states import StateAccount, state_account
 from trainledger.errors import BadInput, Refused, UsageError
@@ -18,6 +15,7 @@ from trainledger.plans.setting import make_setting
 from trainledger.profiles import load_profile
 from trainledger.profiles.profile import CATEGORIES, Category, Instant
 from trainledger.rules import REFUSALS, require
+from trainledger.scoring.prediction import Prediction, States, Unsupported
 from trainledger.scoring.printed import Unit, read_unit
 from trainledger.scoring.recipe import PROBE_PARAMS, scenario_of
 from trainledger.scoring.table import whole_number
@@ -31,52 +29,12 @@ from trainledger.scoring.words import (
     readings,
 )
 
-Status = Literal["predicted", "unsupported", "incomplete"]
 NO_SHAPES = "shapes-known"
 PROBE_SHARD = 1 << 12
 """Elements that a probe's shards are multiples of: no engine pads them, and no block of an optimizer is cut short."""
 
 UNUSED = 1
 """The largest layer where no buffer of the account depends on it: a count without shapes has to name one."""
-
-
-class Unsupported(Exception):
-    """A row asks for what no account here answers; the message says what."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class States:
-    """Predicted states: `value` in the row's unit, exact, and what it was computed from."""
-
-    value: Fraction
-    unit: str
-    by_category: Mapping[Category, int]
-    num_params: int
-    profile: str
-    framework_version: str
-    instant: Instant
-
-    def as_json(self) -> dict[str, Any]:
-        """What `predict --json` shows of it."""
-        return {
-            "value": float(self.value),
-            "bytes": sum(self.by_category.values()),
-            "bytes_by_category": dict(self.by_category),
-            "params": self.num_params,
-            "unit": self.unit,
-            "profile": self.profile,
-            "framework_version": self.framework_version,
-            "instant": self.instant,
-        }
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """What is said of one row; `states` where its status is "predicted"."""
-
-    status: Status
-    reason: str
-    states: States | None = None
 
 
 def predict_states(inputs: Mapping[str, str]) -> Prediction:

@@ -14,12 +14,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """The predictions for a table of runs, graded against its outcome columns."""
 
     csv: Annotated[str, flag("A table of runs or of printed figures.", "CSV", group=INPUT, positional=True)]
-    what: Annotated[str, flag("What to grade: states.", "WHAT", group=ANSWER)] = "states"
+    what: Annotated[str, flag("What to grade: states or memory.", "WHAT", group=ANSWER)] = "states"
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Every row with its grade, then counts by source and over all."""
 
+    what: str
     rows: list[dict[str, Any]]
     sources: dict[str, dict[str, Any]]
     overall: dict[str, Any]

@@ -1,0 +1,102 @@
+"""Which engine at which release a measured run is read as, and what holds where its row is silent.
+
+The readings are data/measured/engines.toml; a row is known by its system and its date, never by who measured it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import msgspec
+
+from trainledger.facts.load import load_toml
+from trainledger.scoring.cells import Cells
+from trainledger.scoring.prediction import Unsupported
+from trainledger.scoring.table import MEASURED
+from trainledger.scoring.words import Unclear
+
+_DATE = re.compile(r"\b(20[0-9]{2})(?:-([01][0-9]))?(?:-([0-3][0-9]))?\b")
+
+
+class EngineReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry of engines.toml; its keys are explained there."""
+
+    system: tuple[str, ...]
+    unless: tuple[str, ...] = ()
+    since: str = ""
+    before: str = ""
+    engine: str = ""
+    framework_version: str = ""
+    unsupported: str = ""
+    reason: str = ""
+    cite: str = ""
+    recompute: str = ""
+    selective: tuple[str, ...] = ()
+    fp8: str = ""
+    gradients: str = ""
+    zero_stage: int | None = None
+    sequence_parallel: bool | None = None
+    attention: str = ""
+    allocator: str = ""
+    cp_comm: str = ""
+    layout: str = ""
+    routing: str = ""
+    pp_microbatches: str = ""
+
+    def speaks_of(self, system: str) -> bool:
+        """Whether a system, in lower case, is one of these."""
+        return _holds(system, self.system) and not _holds(system, self.unless)
+
+    def holds_at(self, date: str) -> bool:
+        """Whether a date lies within the bounds; no date lies within none."""
+        if not date:
+            return not self.since and not self.before
+        return (not self.since or self.since <= date) and (not self.before or date < self.before)
+
+
+class EngineReadings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of engines.toml."""
+
+    engine: tuple[EngineReading, ...]
+    without_expandable: tuple[str, ...]
+
+
+@lru_cache(maxsize=1)
+def engine_readings() -> EngineReadings:
+    """How the engine of a run is read."""
+    return msgspec.convert(load_toml(MEASURED / "engines.toml"), EngineReadings)
+
+
+def engine_of(cells: Cells) -> EngineReading:
+    """The reading of a row's system at its date; Unclear where it names none, Unsupported where no account has it.
+
+    >>> engine_of(Cells({"system": "torchtitan+torchao", "source_date": "2025-08"})).engine
+    'torchtitan'
+    """
+    system, date = cells.words("system"), date_of(cells.text("source_date"))
+    if not system:
+        raise Unclear("system is blank: it says which engine ran")
+    known = engine_readings().engine
+    named = [reading for reading in known if reading.speaks_of(system)]
+    if not named:
+        words = ", ".join(dict.fromkeys(word for reading in known if reading.engine for word in reading.system))
+        raise Unsupported(f"system {cells.text('system')!r} is no engine that is read; words that are: {words}")
+    found = next((reading for reading in named if reading.holds_at(date)), named[-1])
+    if found.unsupported:
+        raise Unsupported(f"system {cells.text('system')!r}: {found.unsupported}")
+    return found
+
+
+def date_of(text: str) -> str:
+    """The first date that a cell states, to the day; of a year or a month its first day, of no date "".
+
+    >>> date_of("2024-12"), date_of("2024-2026"), date_of("last week")
+    ('2024-12-01', '2024-01-01', '')
+    """
+    match = _DATE.search(text)
+    return f"{match[1]}-{match[2] or '01'}-{match[3] or '01'}" if match else ""
+
+
+def _holds(system: str, phrases: tuple[str, ...]) -> bool:
+    return any(re.search(rf"(?<![a-z0-9]){re.escape(phrase)}(?![a-z0-9])", system) for phrase in phrases)
