@@ -159,6 +159,11 @@ CASES: dict[str, Case] = {
         {**DS, "workload": Workload(gbs=10), "dp_shard": 4, "mbs": 3},
         ("--gbs 10", "train_batch_size", "3 x 4 = 12"),
     ),
+    "interleaved-needs-vpp": Case(
+        {**MG, "pp": 2, "vpp": 2, "schedule": "interleaved"},
+        {**MG, "pp": 2, "schedule": "interleaved"},
+        ("--schedule interleaved", "vpp=1", "--vpp 2", "1f1b"),
+    ),
     "interleaved-microbatches": Case(
         {"pp": 4, "vpp": 2, "num_microbatches": 8},
         {"pp": 4, "vpp": 2, "num_microbatches": 6},

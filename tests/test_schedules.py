@@ -10,11 +10,12 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from strategies import plan_of
+from strategies import dense, plan_of, setting_of
 from trainledger import schedules
 from trainledger.errors import UnknownName
 from trainledger.plans.plan import TURNS, make_plans
 from trainledger.profiles import PROFILES, read_profile
+from trainledger.rules import REFUSALS, RULES, violations
 from trainledger.schedules import SCHEDULES, Op, Schedule, find_schedule
 from trainledger.service import requests
 
@@ -167,3 +168,34 @@ def test_bubbles_are_those_of_the_paper(name: str, waits: int, pp: int) -> None:
     end, waited = idle(work, pp, 1, seconds)
     assert waited[0] == waits * (pp - 1)
     assert end == 3 * batches + max(waits, 1) * (pp - 1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "schedule", "columns", "rule"),
+    [
+        ("deepspeed", "interleaved", {}, "engine-schedule"),
+        ("torchtitan", "zb-2p", {"pp": 2}, "engine-schedule"),
+        ("torchtitan", "gpipe", {"pp": 2, "vpp": 2, "num_microbatches": 4}, "vpp-needs-interleaved"),
+        ("deepspeed", "1f1b", {"pp": 2, "vpp": 2}, "vpp-needs-interleaved"),
+        ("torchtitan", "zero-bubble", {"pp": 2, "num_microbatches": 2}, "interleaved-needs-vpp"),
+        ("torchtitan", "interleaved", {"pp": 2, "vpp": 2, "num_microbatches": 5}, "equal-rounds"),
+        ("torchtitan", "gpipe", {"pp": 2, "num_microbatches": 5}, ""),
+        ("torchtitan", "1f1b", {"pp": 2, "num_microbatches": 5}, ""),
+        ("pytorch", "zero-bubble", {"pp": 2, "num_microbatches": 2, "zero_stage": 3}, ""),
+    ],
+)
+def test_a_schedule_asks_for_chunks_and_rounds_of_its_own(
+    engine: str, schedule: str, columns: dict[str, int], rule: str
+) -> None:
+    setting = setting_of(dense(), engine=engine, schedule=schedule, recompute="none")
+    about = {"engine-schedule", "vpp-needs-interleaved", "interleaved-needs-vpp", "equal-rounds"}
+    assert set(violations(REFUSALS, setting, make_plans(columns))) & about == {rule} - {""}
+
+
+def test_every_engine_that_takes_turns_says_which_micro_batches_fit() -> None:
+    asking = [rule.engines for rule in RULES if rule.id in ("interleaved-microbatches", "equal-rounds")]
+    for engine, releases in PROFILES.items():
+        for release in releases:
+            profile = read_profile(engine, release)
+            if set(profile.schedules) & set(TURNS) and "vpp" in profile.axes:
+                assert sum(profile.name in engines for engines in asking) == 1, profile.name

@@ -20,7 +20,7 @@ from trainledger.inventory.tensors import LocalShapes, TensorTable
 from trainledger.plans import partition
 from trainledger.plans.plan import Plans
 from trainledger.plans.ranks import Place, place_of
-from trainledger.plans.split import chunks_of, layers_of, layers_per_chunk
+from trainledger.plans.split import chunks_of, compute_costs, layers_of, layers_per_chunk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,11 @@ class RankShares:
         setting = self.inventory.setting
         chunks = self.plan["pp"] * self.plan["vpp"]
         per_chunk = layers_per_chunk(
-            setting.model.num_layers, chunks, setting.profile.split, setting.scenario.pp_layout
+            setting.model.num_layers,
+            chunks,
+            setting.profile.split,
+            setting.scenario.pp_layout,
+            compute_costs(setting.model),
         )
         return [layer for chunk in self.chunks for layer in layers_of(chunk, per_chunk)]
 

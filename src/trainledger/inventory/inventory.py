@@ -14,6 +14,7 @@ from trainledger.inventory.stages import StageTable, stage_table
 from trainledger.inventory.tensors import TensorTable, tensor_table
 from trainledger.plans.plan import Plans
 from trainledger.plans.setting import Setting
+from trainledger.schedules import find_schedule
 
 
 class Inventory:
@@ -59,6 +60,7 @@ class Inventory:
                 setting.profile.split,
                 setting.scenario.pp_layout,
                 mtp=setting.workload.mtp,
+                every=not find_schedule(setting.scenario.schedule).front_heavy,
             )
         return self._stages[key]
 

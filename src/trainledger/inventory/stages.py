@@ -1,7 +1,7 @@
 """Which layers each pipeline stage holds: the StageTable of one (pp, vpp, layout).
 
-Equal stages are one row; the row keeps the first stage that has it, which under 1F1B is the one with the most
-micro-batches in flight.
+Equal stages are one row; the row keeps the first stage that has it, which has the most micro-batches in flight under
+every schedule that is front-heavy (schedules/schedule.py). Under the others each stage is a row.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 
 from trainledger.arrays import IntArray
 from trainledger.facts.model import Model
-from trainledger.plans.split import layers_per_chunk
+from trainledger.plans.split import compute_costs, layers_per_chunk
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StageTable:
-    """Rows are distinct stages.
+    """Rows are distinct stages, or all of them.
 
     counts     [rows, slots]: how often the stage holds each slot, in the order of slots.py
     pp_stage   [rows]: the first stage of this kind
@@ -29,10 +29,17 @@ class StageTable:
 
 
 def stage_table(
-    model: Model, pp: int, vpp: int, split: str, layout: tuple[int, ...] = (), *, mtp: bool = False
+    model: Model,
+    pp: int,
+    vpp: int,
+    split: str,
+    layout: tuple[int, ...] = (),
+    *,
+    mtp: bool = False,
+    every: bool = False,
 ) -> StageTable:
-    """The distinct stages of a pipeline; chunk c of pp x vpp runs on stage c mod pp."""
-    chunks = layers_per_chunk(model.num_layers, pp * vpp, split, layout)
+    """The distinct stages of a pipeline, or `every` one; chunk c of pp x vpp runs on stage c mod pp."""
+    chunks = layers_per_chunk(model.num_layers, pp * vpp, split, layout, compute_costs(model))
     kinds = np.zeros((model.num_layers, len(model.blocks)), dtype=np.int64)
     for index, block in enumerate(model.blocks):
         kinds[list(block.layers), index] = 1
@@ -52,6 +59,8 @@ def stage_table(
             last * with_mtp,
         ]
     ).astype(np.int64)
+    if every:
+        return StageTable(counts=counts, pp_stage=np.arange(pp, dtype=np.int64))
     rows, index = np.unique(counts, axis=0, return_index=True)
     order = np.argsort(index)
     return StageTable(counts=rows[order], pp_stage=index[order].astype(np.int64))

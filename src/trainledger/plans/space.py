@@ -8,7 +8,7 @@ import numpy as np
 
 from trainledger.arrays import IntArray, divisors
 from trainledger.errors import BadInput
-from trainledger.plans.plan import Plans, make_plans, num_microbatches
+from trainledger.plans.plan import TURNS, Plans, make_plans, num_microbatches
 from trainledger.plans.setting import Setting
 
 MICRO_BATCH_SIZES = (1, 2, 4, 8)
@@ -43,7 +43,7 @@ def axis_values(setting: Setting, gpus: int, fixed: Mapping[str, int]) -> dict[s
 
 
 def _virtual(setting: Setting) -> list[int]:
-    if setting.scenario.schedule == "1f1b":
+    if setting.scenario.schedule not in TURNS:
         return [1]
     return [d for d in divisors(setting.model.num_layers) if d <= MOST_VIRTUAL]
 

@@ -20,6 +20,7 @@ INSTANTS: tuple[Instant, ...] = ("rest", "loss", "backward", "step")
 Category = Literal["weights", "gradients", "optimizer", "buffers"]
 CATEGORIES: tuple[Category, ...] = ("weights", "gradients", "optimizer", "buffers")
 Cut = Literal["none", "even", "dim0", "tensor", "flat", "bucket", "unit"]
+Split = Literal["divisible", "front", "less_ends", "middle", "filled", "filled_ends", "padded", "balanced"]
 
 
 Select = Literal[
@@ -206,7 +207,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     vocab_multiple      the vocabulary is padded to a multiple of this times tp; 0: not padded
     kv_replication      KV heads are copied where tp exceeds them
     etp_default         expert tensor parallelism: "tp" follows tp, "tp_without_ep" does so where ep is 1, "1"
-    split               how layers fall on pipeline stages: divisible | less_ends | front
+    split               how layers fall on pipeline stages: a word of plans/split.py
     schedules           in what order a pipeline may work
     experts_stacked     routed experts are one tensor [experts, ...] that is cut along the experts first
     vectors_by_expert   stacked vectors of experts are cut along the experts even where more ranks share them
@@ -240,7 +241,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     vocab_multiple: int = 0
     kv_replication: bool = False
     etp_default: Literal["tp", "tp_without_ep", "1"] = "1"
-    split: Literal["divisible", "less_ends", "front"] = "front"
+    split: Split = "front"
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
     experts_stacked: bool = False
     vectors_by_expert: bool = False

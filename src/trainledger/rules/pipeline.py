@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainledger.plans.plan import Plans
+from trainledger.arrays import ceil_div
+from trainledger.plans.plan import TURNS, Plans
 from trainledger.plans.setting import Setting
-from trainledger.plans.split import layout_fault
+from trainledger.plans.split import EMPTY, layers_per_chunk, layout_fault
 from trainledger.rules.rule import Mask, Rule
 from trainledger.rules.shape import choices
 
@@ -18,25 +19,33 @@ def _layers(setting: Setting, plans: Plans) -> Mask | bool:
         return False
     if setting.profile.split == "divisible":
         return setting.model.num_layers % plans.pp != 0
+    if setting.profile.split in EMPTY:
+        sizes, index = np.unique(chunks, return_inverse=True)
+        counts = (layers_per_chunk(setting.model.num_layers, size, setting.profile.split) for size in sizes.tolist())
+        return np.array([min(count) < 1 for count in counts])[index]
     return (chunks > _most_chunks(setting)) & (chunks > 1)
 
 
 def _most_chunks(setting: Setting) -> int:
-    """One layer in each stage; where embedding and output count as layers, the first and last may do without."""
-    ends = 2 if setting.profile.split == "less_ends" else 0
+    """One layer in each stage; where the first and last take fewer than others, they may do without."""
+    ends = 2 if setting.profile.split in ("less_ends", "padded") else 0
     return setting.model.num_layers + ends
 
 
 def _virtual_layers(setting: Setting, plans: Plans) -> Mask | bool:
-    """Each stage's layers must divide over its virtual stages."""
-    if setting.scenario.pp_layout or setting.profile.split != "divisible":
+    """Each stage's layers must divide over its virtual stages, with those that fill it up where an engine does that.
+
+    [megatron: arguments.py 971-972] [zero-bubble-fork]
+    """
+    if setting.scenario.pp_layout or setting.profile.split not in ("divisible", "padded"):
         return False
     layers = setting.model.num_layers
-    return (layers % plans.pp == 0) & (layers // plans.pp % plans.vpp != 0)
+    fits = (layers % plans.pp == 0) | (setting.profile.split == "padded")
+    return fits & (ceil_div(layers, plans.pp) % plans.vpp != 0)
 
 
 def _virtual_layers_sentence(setting: Setting, row: dict[str, int]) -> str:
-    share = setting.model.num_layers // row["pp"]
+    share = -(-setting.model.num_layers // row["pp"])
     return (
         f"the {share} layers of each of pp={row['pp']} stages do not divide over vpp={row['vpp']} "
         f"(remainder {share % row['vpp']}); use one of {choices(share)}, or give --pp-layout"
@@ -49,6 +58,11 @@ def _layers_sentence(setting: Setting, row: dict[str, int]) -> str:
         return (
             f"{layers} layers do not divide over pp={row['pp']} stages (remainder {layers % row['pp']}); "
             f"use one of {choices(layers)}, or give --pp-layout"
+        )
+    if setting.profile.split in EMPTY:
+        return (
+            f"{layers} layers on pp x vpp = {chunks} stages: {setting.profile.name} fills one after the other, and "
+            "some would be left empty; change --pp, or give --pp-layout"
         )
     most = _most_chunks(setting)
     return f"pp x vpp = {chunks} stages for {layers} layers: some would be empty; use at most {most}"
@@ -66,13 +80,31 @@ def _layout_sentence(setting: Setting, row: dict[str, int]) -> str:
 
 
 def _vpp(setting: Setting, plans: Plans) -> Mask:
-    return (plans.vpp > 1) & ((plans.pp == 1) | (setting.scenario.schedule == "1f1b"))
+    return (plans.vpp > 1) & ((plans.pp == 1) | (setting.scenario.schedule not in TURNS))
 
 
 def _vpp_sentence(setting: Setting, row: dict[str, int]) -> str:
-    turns = " or ".join(name for name in setting.profile.schedules if name != "1f1b")
+    turns = " or ".join(name for name in setting.profile.schedules if name in TURNS)
     have = f"vpp={row['vpp']} with pp={row['pp']}"
+    if not turns:
+        return f"{have}: {setting.profile.name} has no schedule that takes turns among virtual stages; set vpp to 1"
     return f"{have}: virtual stages need pp > 1 and --schedule {turns}; set both, or vpp to 1"
+
+
+def _one_chunk(setting: Setting, plans: Plans) -> Mask:
+    """Megatron interleaves where there are several chunks; torchtitan asks them of all turns. [megatron: schedules.py]
+
+    [torchtitan: pipeline_parallel.py 252-257]
+    """
+    needs = TURNS if setting.profile.name == "torchtitan" else ("interleaved",)
+    return (plans.pp > 1) & (plans.vpp == 1) & (setting.scenario.schedule in needs)
+
+
+def _one_chunk_sentence(setting: Setting, row: dict[str, int]) -> str:
+    return (
+        f"--schedule {setting.scenario.schedule} with vpp={row['vpp']}: {setting.profile.name} takes turns among a "
+        "rank's virtual stages only where it has several; use --vpp 2, or --schedule 1f1b"
+    )
 
 
 def _interleaved(setting: Setting, plans: Plans) -> Mask:
@@ -87,7 +119,7 @@ def _rounds(setting: Setting, plans: Plans) -> Mask:
     [torch: distributed/pipelining/schedules.py ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble]
     """
     rounds = np.maximum(plans.num_microbatches // plans.pp, 1)
-    turns = setting.scenario.schedule != "1f1b"
+    turns = setting.scenario.schedule in TURNS
     return (plans.pp > 1) & turns & (plans.num_microbatches % rounds != 0)
 
 
@@ -108,8 +140,8 @@ def _recomputed_again(setting: Setting, plans: Plans) -> Mask:
     return (plans.pp > 1) & zero_bubble
 
 
-def _schedule(setting: Setting, plans: Plans) -> Mask:
-    return (plans.pp > 1) & (setting.scenario.schedule not in setting.profile.schedules)
+def _schedule(setting: Setting, plans: Plans) -> bool:
+    return setting.scenario.schedule not in setting.profile.schedules
 
 
 def _schedule_sentence(setting: Setting, row: dict[str, int]) -> str:
@@ -159,6 +191,15 @@ RULES: tuple[Rule, ...] = (
         "Megatron-LM arguments.py 1001-1008 at d98e8a6",
         _vpp,
         _vpp_sentence,
+    ),
+    Rule(
+        "interleaved-needs-vpp",
+        "refuse",
+        "plan",
+        "Megatron-Core pipeline_parallel/schedules.py at d98e8a6; torchtitan pipeline_parallel.py 252-257 at b5bcd76",
+        _one_chunk,
+        _one_chunk_sentence,
+        ("megatron", "paper", "torchtitan"),
     ),
     Rule(
         "interleaved-microbatches",

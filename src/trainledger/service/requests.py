@@ -146,7 +146,14 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
     dp_shard: Annotated[int | None, flag("Ranks that a sharded state is divided over [dp / dp-replicate].", "N")] = None
     mbs: Annotated[int | None, flag("Sequences in one micro-batch [1].", "N")] = None
     recompute: Annotated[Recompute | None, flag("Which activations are computed again [full].")] = None
-    schedule: Annotated[Schedule | None, flag("Pipeline schedule [1f1b].")] = None
+    schedule: Annotated[
+        Schedule | None,
+        flag(
+            "Pipeline schedule, of those that the engine has: gpipe, 1f1b, interleaved, zb-h1, zb-1p, zb-2p, "
+            "zero-bubble [1f1b].",
+            "NAME",
+        ),
+    ] = None
     precision: Annotated[str | None, flag("Recipe of dtypes (`list precisions`) [bf16].", "RECIPE")] = None
     grad_dtype: Annotated[
         str | None, flag("Dtype that gradients are kept and reduced in [the engine's own].", "DTYPE")
