@@ -200,6 +200,14 @@ def test_a_layout_is_derived_where_the_row_is_silent() -> None:
     assert layout({**MEGATRON, "num_gpus": "1", "gbs": "1"})["zero_stage"] == 0
 
 
+def test_experts_are_cut_as_their_engine_does_unasked() -> None:
+    row = {**MEGATRON, "tp": "2", "ep": "2", "gbs": "4", "zero_stage": "1"}
+    assert layout(row)["etp"] == 2
+    assert layout({**row, "ep": "8"})["etp"] == 1
+    assert layout({**row, "system": "torchtitan"})["etp"] == 1
+    assert layout({**row, "etp": "1"})["etp"] == 1
+
+
 @pytest.mark.parametrize(
     ("note", "extra", "replicas", "shards"),
     [

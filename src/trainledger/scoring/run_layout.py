@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from trainledger.arrays import ints
 from trainledger.plans.limits import BATCH_LIMIT, SEQ_LIMIT
 from trainledger.plans.plan import DEGREE_LIMIT
+from trainledger.profiles import load_profile
 from trainledger.scoring.cells import Cells
 from trainledger.scoring.phrases import meanings, number_after
 from trainledger.scoring.run_engine import EngineReading
@@ -47,9 +49,7 @@ def layout_of(cells: Cells, reading: EngineReading) -> RunLayout:
         "mbs": mbs,
         "num_microbatches": max(gbs // (mbs * dp), 1),
     }
-    etp = _degree(cells, "etp")
-    if etp:
-        columns["etp"] = etp
+    columns["etp"] = _degree(cells, "etp") or _expert_tp(reading, columns, dp, assumed)
     return RunLayout(columns=columns, seq=seq, gbs=gbs, assumed=tuple(assumed))
 
 
@@ -58,6 +58,17 @@ def _degree(cells: Cells, column: str) -> int | None:
     if value is not None and value > DEGREE_LIMIT:
         raise Unclear(f"{column} is {cells.text(column)}: at most {DEGREE_LIMIT} ranks are counted")
     return value
+
+
+def _expert_tp(reading: EngineReading, columns: dict[str, int], dp: int, assumed: list[str]) -> int:
+    """Tensor parallelism of routed experts as the engine takes it unasked; 1 where the ranks do not allow that."""
+    tp, ep, ranks = columns["tp"], columns["ep"], columns["tp"] * columns["cp"] * dp
+    profile = load_profile(reading.engine, reading.framework_version)
+    etp = int(profile.default_etp(ints(tp), ints(ep))[0])
+    if ep > 1 and ranks % (etp * ep) and not ranks % ep:
+        assumed.append(f"etp is blank: 1, for the {ranks} ranks of a stage do not divide into etp x ep = {etp} x {ep}")
+        return 1
+    return etp
 
 
 def _bounded(seq: int, gbs: int) -> None:
