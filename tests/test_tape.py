@@ -208,3 +208,34 @@ def test_gradients_that_meet_are_added_into_a_new_tensor_once_the_second_is_ther
     assert at(tape, "backward", "up") == 4 + 32 + 4 + 4
     assert at(tape, "sum", "up: gradients added") == 4 + 4 + 4
     assert tape.handed.tolist() == [4]
+
+
+def test_a_discarded_result_is_made_again_before_the_first_backward_that_reads_it() -> None:
+    program = Program()
+    x = program.input("x", 2)
+    up = program.op("up", x, 8, keeps=(x,))
+    with program.recomputed(discarded=True):
+        act = program.op("act", up, 16, keeps=(up,), made={"mask": 4})
+    down = program.op("down", act, 2, keeps=(act,))
+    tape = walk(program, program.op("end", down, 2, keeps=(down,)))
+    # act and its mask are gone between forward and backward
+    assert tape.saved.tolist() == [2 + 8 + 2]
+    order = [name for phase, name in tape.instants if phase != "forward"]
+    assert order == ["end", "act", "down", "act", "up"]
+    # x, up, what is made again, and the gradients of down and of act
+    assert at(tape, "backward", "down") == 2 + 8 + 16 + 4 + 2 + 16
+    assert at(tape, "backward", "up") == 2 + 8 + 2
+
+
+def test_what_a_region_reads_may_be_discarded_and_is_there_before_the_region_runs_again() -> None:
+    program = Program()
+    x = program.input("x", 2)
+    with program.recomputed(discarded=True):
+        normed = program.op("norm", x, 16, keeps=(x,))
+    with program.recomputed(early_stop=False):
+        up = program.op("up", normed, 8, keeps=(normed,))
+        down = program.op("down", up, 2, keeps=(up,))
+    tape = walk(program, down)
+    assert tape.saved.tolist() == [2]
+    assert [name for phase, name in tape.instants if phase == "again"] == ["norm", "up", "down"]
+    assert at(tape, "backward", "up") == 2 + 16 + 8 + 16

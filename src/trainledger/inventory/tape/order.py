@@ -14,7 +14,8 @@ Phase = Literal["forward", "again", "backward", "sum"]
 def timeline(program: Program, *, sums: bool = False) -> list[tuple[Phase, Op]]:
     """Forward in order; backward in reverse, where a region runs again before its last operation's backward.
 
-    A lazy region runs nothing again before a backward needs it.
+    A lazy region runs nothing again before a backward needs it; one whose result is discarded runs before the first
+    backward that reads any of it.
 
     sums   with an instant of its own after the backward of what may give a tensor its second gradient
     """
@@ -22,7 +23,11 @@ def timeline(program: Program, *, sums: bool = False) -> list[tuple[Phase, Op]]:
     started: set[int] = set()
     uses = Counter(value for op in program.ops for value in op.inputs if value.differentiable)
     needs = {region: _Needs(program, region) for region, how in program.reruns.items() if how == "lazy"}
+    discarded = _first_readers(program)
     for op in reversed(program.ops):
+        for region in discarded.get(op, ()):
+            started.add(region)
+            steps.extend(("again", other) for other in _second_run(program, region))
         if op.region in needs:
             steps.extend(("again", other) for other in needs[op.region].of(op))
         elif op.region and op.region not in started:
@@ -40,9 +45,36 @@ def stops(program: Program) -> set[Op]:
     return {op for end in ends for op in end if not set(op.makes) & {value.root for value in op.keeps}}
 
 
+def reads_backward(program: Program, op: Op) -> tuple[Value, ...]:
+    """The tensors that an operation's backward reads, or its second run, of what comes from outside its region."""
+    if program.reruns.get(op.region, "lazy") == "lazy":
+        return op.keeps
+    return (*op.keeps, *op.inputs)
+
+
+def _first_readers(program: Program) -> dict[Op, list[int]]:
+    """Operation -> the discarded regions that run again before its backward, in the order in which they do.
+
+    It is the last operation that reads what they give, or the one whose backward makes that one run again.
+    """
+    made_in = {value: op.region for op in program.ops for value in op.makes}
+    place = {op: index for index, op in enumerate(program.ops)}
+    last = {op.region: place[op] for op in program.ops}
+    discarded = sorted(region for region, how in program.reruns.items() if how == "discarded" and region in last)
+    for region in reversed(discarded):
+        for op in program.ops:
+            if any(made_in.get(value.root) == region for value in reads_backward(program, op)):
+                starts = last[op.region] if program.reruns.get(op.region, "lazy") != "lazy" else place[op]
+                last[region] = max(last[region], starts)
+    readers: dict[Op, list[int]] = {}
+    for region in discarded:
+        readers.setdefault(program.ops[last[region]], []).append(region)
+    return readers
+
+
 def _second_run(program: Program, region: int) -> list[Op]:
     members = [op for op in program.ops if op.region == region]
-    if program.reruns[region] == "whole":
+    if program.reruns[region] in ("whole", "discarded"):
         return members
     keeping = [index for index, member in enumerate(members) if member.keeps]
     return members[: keeping[-1] + 1 if keeping else 0]

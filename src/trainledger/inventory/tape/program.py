@@ -16,8 +16,9 @@ from trainledger.arrays import IntArray
 Bytes = IntArray | int
 Work = Bytes | tuple[Bytes, ...]
 
-Rerun = Literal["whole", "early", "lazy"]
-"""How a recomputed region runs again: whole, until all that is kept is there, or tensor by tensor as needed."""
+Rerun = Literal["whole", "early", "lazy", "discarded"]
+"""How a recomputed region runs again: whole, until all that is kept is there, tensor by tensor as needed, or whole and
+as soon as a backward needs its result, which was let go too."""
 
 TO_THE_TURN, TO_THE_END = -1, -2
 """How long a variable stays that nobody drops: as long as the forward, or the backward too."""
@@ -159,18 +160,26 @@ class Program:
         for value in values:
             self.held[value] = len(self.ops) - 1
 
+    @property
+    def inside_region(self) -> bool:
+        """Whether operations that are added now belong to a recomputed region."""
+        return self._region > 0
+
     @contextmanager
-    def recomputed(self, *, early_stop: bool = True, lazy: bool = False) -> Generator[None]:
+    def recomputed(self, *, early_stop: bool = True, lazy: bool = False, discarded: bool = False) -> Generator[None]:
         """A checkpointed region: forward keeps its inputs alone, and backward runs it again.
 
         early_stop   the second run ends before the last operation that something is kept of, unless that is its result
         lazy         there is no second run: each tensor is made again just before the backward that needs it, as a
                      compiler orders the two in one graph
+        discarded    what it gives is not kept either, by whatever reads it; it runs again before the first backward
+                     that does [megatron: core/tensor_parallel/random.py, CheckpointWithoutOutput]
         """
         if self._region:
             raise AssertionError("a recomputed region inside another is not walked")
         self._region = len(self.reruns) + 1
-        self.reruns[self._region] = "lazy" if lazy else "early" if early_stop else "whole"
+        how: Rerun = "early" if early_stop else "whole"
+        self.reruns[self._region] = "discarded" if discarded else "lazy" if lazy else how
         try:
             yield
         finally:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainledger.arrays import IntArray
-from trainledger.inventory.tape.order import Phase, stops, timeline
+from trainledger.inventory.tape.order import Phase, reads_backward, stops, timeline
 from trainledger.inventory.tape.program import TO_THE_END, TO_THE_TURN, Bytes, Op, Program, Value, Work
 
 Kind = Literal["tensor", "gradient", "weight gradient", "work"]
@@ -144,6 +144,8 @@ class _Walk:
         self.made_in = {value: op.region for op in program.ops for value in op.makes}
         self.pinned = {value for op in program.ops if op.pinned and op.region for value in op.makes}
         self.stopped = stops(program)
+        self.discarded = {value for value, region in self.made_in.items() if program.reruns.get(region) == "discarded"}
+        self.wanted = self._wanted()
         self.storages: list[Storage] = []
         self.first: dict[Value, Storage] = {}
         self.second: dict[Value, Storage] = {}
@@ -182,6 +184,8 @@ class _Walk:
     def _storage(self, value: Value, region: int, *, again: bool) -> Storage:
         """Where a tensor lies as an operation of `region` sees it; run again, a region sees what it made anew."""
         root = value.root
+        if root in self.discarded:
+            return self.second[root] if root in self.second else self.first[root]
         inside = again and self.made_in.get(root, 0) == region and root not in self.pinned
         return self.second[root] if inside else self.first[root]
 
@@ -195,20 +199,37 @@ class _Walk:
             for value in op.makes:
                 if op.pinned or not first_time_in_region or value not in op.made:
                     table[value] = self._new(value.name, value.nbytes, "tensor", instant)
+                    if again and value in self.wanted:
+                        table[value].touch(self.wanted[value])
         if first_time_in_region:
             self._keep_region_inputs(op)
         else:
             for value in op.keeps:
-                self._storage(value, op.region, again=again).touch(self.back[op])
+                if again or value.root not in self.discarded:
+                    self._storage(value, op.region, again=again).touch(self.back[op])
+
+    def _wanted(self) -> dict[Value, int]:
+        """Until when what discarded regions make again is read: by a backward, or by a region that keeps its inputs."""
+        wanted: dict[Value, int] = {}
+        for op in self.program.ops:
+            until = self._over(op.region) if self.program.reruns.get(op.region, "lazy") != "lazy" else self.back[op]
+            for value in reads_backward(self.program, op):
+                if value.root in self.discarded and self.made_in[value.root] != op.region:
+                    wanted[value.root] = max(wanted.get(value.root, 0), until)
+        return wanted
+
+    def _over(self, region: int) -> int:
+        """When the backward of a region is over."""
+        return max(self.back[op] for op in self.program.ops if op.region == region)
 
     def _keep_region_inputs(self, op: Op) -> None:
         """A checkpoint keeps what its region reads from outside until its backward is over.
 
         What is pinned waits until it would run again; of that a compiler keeps what a backward reads.
         """
-        over = max(self.back[other] for other in self.program.ops if other.region == op.region)
+        over = self._over(op.region)
         for value in op.inputs:
-            if self.made_in.get(value.root, 0) != op.region:
+            if self.made_in.get(value.root, 0) != op.region and value.root not in self.discarded:
                 self.first[value.root].touch(over)
         if op.pinned and self.program.reruns[op.region] != "lazy":
             for value in op.makes:
