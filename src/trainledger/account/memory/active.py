@@ -7,7 +7,8 @@ what else is there.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from trainledger.account.memory.passing import Part
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
 from trainledger.inventory.blocks import parts_of
+from trainledger.inventory.blocks.parts import Parts
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tape import Tape
 from trainledger.inventory.tensors import BoolArray
@@ -86,8 +88,28 @@ def received_bytes(inventory: Inventory, plans: Plans, counts: IntArray) -> IntA
         return np.zeros(counts.shape[:2], dtype=np.int64)
     ends = (counts[:, :, at.embedding] > 0).astype(np.int64) + (counts[:, :, at.final] > 0)
     boundaries = (2 * plans.vpp[:, None] - ends) * (counts.sum(axis=2) > 0) * (plans.pp > 1)[:, None]
+    return boundaries * (plans.num_microbatches * _boundary_bytes(inventory, plans))[:, None]
+
+
+def _boundary_bytes(inventory: Inventory, plans: Plans) -> IntArray:
+    """[plans]: the tensor that one pipeline stage sends to the next."""
+    setting = inventory.setting
     hidden = ceil_div(plans.tokens(setting.workload.seq) * setting.model.hidden_size, plans.sp_ranks)
-    return boundaries * (plans.num_microbatches * bytes_of(hidden, setting.recipe.activation))[:, None]
+    return bytes_of(hidden, setting.recipe.activation)
+
+
+def _handed_on(inventory: Inventory, plans: Plans, counts: IntArray) -> IntArray:
+    """[plans, rows]: what a micro-batch keeps of boundary tensors beside what layers keep, over all chunks of a stage.
+
+    Where an engine receives into buffers of its own, the first layer of a chunk keeps such a buffer and nothing new;
+    and what a chunk sent is held until its backward. So the first chunk of all has one more, the last one less.
+    [torch: distributed/pipelining/stage.py fwd_cache]
+    """
+    setting, at = inventory.setting, inventory.table.at
+    if not setting.profile.traffic.keeps_received:
+        return np.zeros(counts.shape[:2], dtype=np.int64)
+    ends = (counts[:, :, at.embedding] > 0).astype(np.int64) - (counts[:, :, at.final] > 0)
+    return ends * ((plans.pp > 1) * _boundary_bytes(inventory, plans))[:, None]
 
 
 def _idle(kept: IntArray) -> list[Place]:
@@ -102,19 +124,40 @@ def _idle(kept: IntArray) -> list[Place]:
     return [Place(label=label, states=states, kept=kept, walked=nothing, here=everywhere) for label, states in ends]
 
 
+class _Kind(NamedTuple):
+    """Layers that run alike. layers: [plans, rows] how many a stage has."""
+
+    name: str
+    slot: int
+    tape: Tape
+    layers: IntArray
+
+
+def _kinds(parts: Parts, slots: Sequence[int], counts: IntArray) -> Iterator[_Kind]:
+    """The kinds of layers of a model; where only every so-manieth runs as its kind does, the others are one more."""
+    for index, (slot, tape) in enumerate(zip(slots, parts.blocks, strict=True)):
+        name = "layer" if len(slots) == 1 else f"layer of kind {index + 1}"
+        layers = counts[:, :, slot]
+        if parts.every == 1:
+            yield _Kind(name, slot, tape, layers)
+            continue
+        chosen = layers // parts.every
+        yield _Kind(f"recomputed {name}", slot, tape, chosen)
+        yield _Kind(f"kept {name}", slot, parts.between[index], layers - chosen)
+
+
 class _Stages:
     def __init__(self, inventory: Inventory, plans: Plans, counts: IntArray, pp_stage: IntArray) -> None:
         self.at = inventory.table.at
         self.parts = parts_of(inventory, plans)
         self.with_weights = inventory.setting.profile.memory.unit_gradients
-        self.slots = [slot for slot, _ in inventory.layers]
         self.counts = counts
-        self.layers = counts[:, :, self.slots]
+        self.kinds = list(_kinds(self.parts, [slot for slot, _ in inventory.layers], counts))
         self.losses = inventory.losses(counts)
         self.embeds = counts[:, :, self.at.embedding] > 0
-        saved = np.stack(np.broadcast_arrays(*(tape.saved for tape in self.parts.blocks), plans.mbs)[:-1], axis=-1)
         self.embedded = self.embeds * self.parts.embedding.saved[:, None]
-        whole = np.einsum("uk,urk->ur", saved, self.layers) + self.embedded
+        saved = sum((kind.tape.saved[:, None] * kind.layers for kind in self.kinds), np.zeros_like(pp_stage))
+        whole = saved + self.embedded + _handed_on(inventory, plans, counts)
         vpp = plans.vpp[:, None]
         schedule = find_schedule(inventory.setting.scenario.schedule)
         # what waits for the gradients of its weights keeps no more than a whole one
@@ -122,6 +165,10 @@ class _Stages:
         # the micro-batch that runs now is one of those in flight
         self.received = received_bytes(inventory, plans, counts)
         self.others = ceil_div(whole, vpp) * np.maximum(chunks - vpp, 0) + self.received
+        if schedule.releases == "weight":
+            # a loss waits like the layers before it: on the last stage for as many backwards as stages lie before
+            waiting = np.minimum(plans.num_microbatches, plans.pp)[:, None] - 1
+            self.others = self.others + self.losses * waiting * self.parts.final.saved[:, None]
         self.chunk = np.where(chunks < vpp, ceil_div(whole, vpp) * chunks, whole)
 
     def active(self) -> Active:
@@ -160,16 +207,12 @@ class _Stages:
             at=at,
         )
 
-    def _named(self, index: int) -> str:
-        return "layer" if len(self.slots) == 1 else f"layer of kind {index + 1}"
-
     def _forward(self) -> list[Place]:
         """The last layer of each kind runs forward: all others of its chunk have kept theirs."""
         places: list[Place] = []
-        for index, (slot, tape) in enumerate(zip(self.slots, self.parts.blocks, strict=True)):
-            kept = self.others + self.chunk - np.minimum(tape.saved[:, None], self.chunk)
-            here = self.layers[:, :, index] > 0
-            places.append(self._place("forward", f"the last {self._named(index)}", slot, tape, kept, here))
+        for kind in self.kinds:
+            kept = self.others + self.chunk - np.minimum(kind.tape.saved[:, None], self.chunk)
+            places.append(self._place("forward", f"the last {kind.name}", kind.slot, kind.tape, kept, kind.layers > 0))
         return places
 
     def _output(self) -> list[Place]:
@@ -183,12 +226,12 @@ class _Stages:
 
     def _backward(self) -> list[Place]:
         places: list[Place] = []
-        for index, (slot, tape) in enumerate(zip(self.slots, self.parts.blocks, strict=True)):
-            here = self.layers[:, :, index] > 0
+        for kind in self.kinds:
+            tape, here = kind.tape, kind.layers > 0
             top = self.others + self.chunk - np.minimum(tape.saved[:, None], self.chunk)
             for first, kept in ((True, top), (False, self.others + self.embedded)):
-                what = f"the {'last' if first else 'first'} {self._named(index)}"
-                place = self._place("backward", what, slot, tape, kept, here, first=first)
+                what = f"the {'last' if first else 'first'} {kind.name}"
+                place = self._place("backward", what, kind.slot, tape, kept, here, first=first)
                 places += [place, self._handed(place, tape)]
         tape = self.parts.embedding
         place = self._place("backward", "the embedding", self.at.embedding, tape, self.others, self.embeds)

@@ -1,0 +1,138 @@
+"""A run as requests to the allocator: what it asks for comes to what the places of a step add up to."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+
+from strategies import dense, latent, llama, plan_of, routed, setting_of
+from trainledger.account.memory.allocator import Event, replay
+from trainledger.account.memory.replay import events_of, reserved_of
+from trainledger.account.memory.stage import stage_memory
+from trainledger.facts.model import Model
+from trainledger.facts.workload import Workload
+from trainledger.inventory.inventory import Inventory
+from trainledger.plans.plan import Plans
+
+ENGINES = ("paper", "pytorch", "torchtitan", "deepspeed", "megatron")
+MODELS = {"dense": dense, "routed": routed, "latent": latent}
+
+
+def inventory_of(model: Model, seq: int = 128, **scenario: object) -> Inventory:
+    return Inventory(setting_of(model, Workload(seq=seq), **scenario))
+
+
+def asked(events: list[Event]) -> list[int]:
+    """The most bytes that are alive after each alloc and free, rounded to nothing."""
+    sizes: dict[int, int] = {}
+    alive: list[int] = []
+    now = 0
+    for op, name, nbytes, _ in events:
+        now += nbytes if op == "alloc" else -sizes.pop(name)
+        if op == "alloc":
+            sizes[name] = nbytes
+        alive.append(now)
+    return alive
+
+
+def ratio(inventory: Inventory, plans: Plans) -> float:
+    """What a replayed run has alive at its most, over what the places of a step come to."""
+    stages = stage_memory(inventory, plans)
+    return max(asked(events_of(inventory, plans, stages.where()[1]))) / int(stages.allocated[0])
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("engine", ["paper", "megatron"])
+def test_where_states_stay_for_the_whole_run_both_agree_to_the_byte(engine: str, model: str, recompute: str) -> None:
+    inventory = inventory_of(MODELS[model](), engine=engine, recompute=recompute)
+    for columns in ({"mbs": 4}, {"num_microbatches": 3}, {"tp": 2, "sp": 1}, {"cp": 2}, {"dp_shard": 4}):
+        assert ratio(inventory, plan_of(**columns)) == 1
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("engine", ["pytorch", "torchtitan", "deepspeed"])
+def test_where_states_come_and_go_both_agree_with_gradients_that_are_there_before(engine: str, recompute: str) -> None:
+    inventory = inventory_of(dense(), engine=engine, recompute=recompute)
+    for columns in ({"num_microbatches": 4}, {"dp_shard": 4, "zero_stage": 3, "num_microbatches": 2}):
+        assert ratio(inventory, plan_of(mbs=4, **columns)) == 1
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("engine", ["pytorch", "torchtitan", "megatron"])
+def test_each_stage_of_a_pipeline_agrees(engine: str, stage: int) -> None:
+    inventory = inventory_of(dense(layers=8), engine=engine, recompute="none")
+    plans = plan_of(mbs=4, pp=4, num_microbatches=8)
+    stages = stage_memory(inventory, plans)
+    for row, pp_stage in enumerate(stages.pp_stage[0]):
+        if pp_stage == stage:
+            whole = max(int(stages.total(index)[0, row]) for index in range(len(stages.places)))
+            assert max(asked(events_of(inventory, plans, row))) == pytest.approx(whole, rel=0.01)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zero-bubble"])
+@pytest.mark.parametrize("engine", ["pytorch", "megatron"])
+def test_schedules_of_many_chunks_hold_as_many_as_their_closed_form_says(engine: str, schedule: str) -> None:
+    inventory = inventory_of(dense(layers=8), engine=engine, recompute="none", schedule=schedule)
+    assert ratio(inventory, plan_of(mbs=4, pp=2, vpp=2, num_microbatches=8)) == pytest.approx(1, rel=0.02)
+
+
+def test_a_run_lets_go_of_all_that_a_step_made() -> None:
+    for engine in ENGINES:
+        inventory = inventory_of(latent(), engine=engine, recompute="none")
+        plans = plan_of(num_microbatches=2)
+        ends = [asked(events_of(inventory, plans, 0, steps=steps))[-1] for steps in (1, 2, 3)]
+        assert ends[0] == ends[1] == ends[2]
+
+
+def test_moments_are_made_in_the_first_step_and_not_again() -> None:
+    inventory = inventory_of(dense(), engine="torchtitan", recompute="none")
+    plans = plan_of(dp_shard=4, zero_stage=3)
+    peaks = [max(asked(events_of(inventory, plans, 0, steps=steps))) for steps in (1, 2, 3)]
+    assert peaks[0] < peaks[1] == peaks[2]
+
+
+def test_every_storage_is_let_go_of_once_after_it_was_made() -> None:
+    for engine in ENGINES:
+        inventory = inventory_of(routed(), engine=engine, recompute="full")
+        alive: set[int] = set()
+        for op, name, nbytes, _ in events_of(inventory, plan_of(num_microbatches=2, dp_shard=2), 0):
+            if op == "alloc":
+                assert nbytes > 0
+                assert name not in alive
+                alive.add(name)
+            else:
+                alive.remove(name)
+
+
+def test_more_micro_batches_than_a_stage_can_have_in_flight_add_no_requests() -> None:
+    inventory = inventory_of(dense(layers=8), engine="megatron", recompute="none")
+    sizes = [len(events_of(inventory, plan_of(pp=4, num_microbatches=n), 0)) for n in (4, 8, 64, 512)]
+    assert sizes[1] == sizes[2] == sizes[3]
+    assert all(few <= more for few, more in pairwise(sizes))
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_reserved_is_never_below_allocated_and_a_limit_refuses(expandable: bool) -> None:
+    inventory = inventory_of(dense(), engine="torchtitan", recompute="none")
+    plans = plan_of(mbs=4)
+    got = reserved_of(inventory, plans, expandable=expandable)
+    assert int(stage_memory(inventory, plans).allocated[0]) <= got.max_allocated <= got.max_reserved
+    tight = reserved_of(inventory, plans, expandable=expandable, limit_bytes=got.max_allocated // 2)
+    assert tight.refused
+
+
+def test_a_replay_of_a_large_model_takes_a_moment() -> None:
+    inventory = inventory_of(llama("70b"), seq=8192, engine="megatron", recompute="none")
+    plans = plan_of(tp=8, sp=1, dp_shard=8, zero_stage=1)
+    events = events_of(inventory, plans, 0)
+    least = min(_seconds(events) for _ in range(5))
+    assert least < 5e-6 * len(events)
+
+
+def _seconds(events: list[Event]) -> float:
+    start = time.perf_counter()
+    replay(events, expandable=True)
+    return time.perf_counter() - start
