@@ -12,12 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from pages import cli, engines, executed, formulas, hardware, models, rules, rules_of_thumb, support
+from pages import accuracy, cli, engines, executed, formulas, hardware, models, rules, rules_of_thumb, support
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("accounting", "parallelism", "communication", "proof", "howto", "tutorial")),
+    *(
+        f"docs/{name}.md"
+        for name in ("accounting", "memory", "parallelism", "communication", "proof", "howto", "tutorial")
+    ),
 )
 """Pages written by hand that show commands."""
 
@@ -39,6 +42,7 @@ PAGES: tuple[Page, ...] = (
     Page("docs/engines.md", engines.render),
     Page("docs/rules.md", rules.render),
     Page("docs/support.md", support.render),
+    Page("docs/accuracy.md", accuracy.render),
     Page("docs/rules-of-thumb.md", rules_of_thumb.render),
     Page("docs/models.md", models.render),
     Page("docs/hardware.md", hardware.render),
