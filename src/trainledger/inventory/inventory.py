@@ -64,6 +64,26 @@ class Inventory:
             )
         return self._stages[key]
 
+    def stage_order(self, plans: Plans) -> tuple[IntArray, IntArray]:
+        """[plans, rows, kinds, kinds]: layers of each kind before a stage's first, and after its last, of each kind.
+
+        In the order of `layers`: a multi-token-prediction depth comes after all others.
+        """
+        kinds = len(self.layers)
+        pairs, inverse = plans.distinct(("pp", "vpp"))
+        tables = [self.stages(int(pp), int(vpp)) for pp, vpp in zip(pairs.pp, pairs.vpp, strict=True)]
+        depth = max(len(table.pp_stage) for table in tables)
+        earlier, later = np.zeros((2, len(tables), depth, kinds, kinds), dtype=np.int64)
+        blocks = len(self.setting.model.blocks)
+        for index, table in enumerate(tables):
+            rows = len(table.pp_stage)
+            earlier[index, :rows, :blocks, :blocks] = table.earlier
+            later[index, :rows, :blocks, :blocks] = table.later
+            if kinds > blocks:
+                earlier[index, :rows, blocks, :blocks] = table.counts[:, 1 : blocks + 1]
+                later[index, :rows, :blocks, blocks] = table.counts[:, self.table.at.mtp, np.newaxis]
+        return earlier[inverse], later[inverse]
+
     def stage_counts(self, plans: Plans) -> tuple[IntArray, IntArray]:
         """([plans, rows, slots] how often a stage holds each slot, [plans, rows] its pp_stage), zero-padded.
 

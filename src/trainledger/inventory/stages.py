@@ -7,6 +7,7 @@ every schedule that is front-heavy (schedules/schedule.py). Under the others eac
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -22,10 +23,14 @@ class StageTable:
 
     counts     [rows, slots]: how often the stage holds each slot, in the order of slots.py
     pp_stage   [rows]: the first stage of this kind
+    earlier    [rows, kinds, kinds]: layers of the second kind of block before the stage's first of the first kind
+    later      [rows, kinds, kinds]: the same after its last
     """
 
     counts: IntArray
     pp_stage: IntArray
+    earlier: IntArray
+    later: IntArray
 
 
 def stage_table(
@@ -59,8 +64,24 @@ def stage_table(
             last * with_mtp,
         ]
     ).astype(np.int64)
-    if every:
-        return StageTable(counts=counts, pp_stage=np.arange(pp, dtype=np.int64))
-    rows, index = np.unique(counts, axis=0, return_index=True)
-    order = np.argsort(index)
-    return StageTable(counts=rows[order], pp_stage=index[order].astype(np.int64))
+    index = np.arange(pp, dtype=np.int64)
+    if not every:
+        index = np.sort(np.unique(counts, axis=0, return_index=True)[1]).astype(np.int64)
+    earlier, later = _order(kinds, chunks, pp, index.tolist())
+    return StageTable(counts=counts[index], pp_stage=index, earlier=earlier, later=later)
+
+
+def _order(kinds: IntArray, chunks: Sequence[int], pp: int, stages: list[int]) -> tuple[IntArray, IntArray]:
+    """[stages, kinds, kinds]: layers of each kind before a stage's first, and after its last, of each kind."""
+    width = kinds.shape[1]
+    earlier, later = np.zeros((2, len(stages), width, width), dtype=np.int64)
+    if width == 1:
+        return earlier, later
+    ends = list(accumulate(chunks))
+    for row, stage in enumerate(stages):
+        own = np.concatenate([kinds[ends[c] - chunks[c] : ends[c]] for c in range(stage, len(chunks), pp)])
+        for kind in np.flatnonzero(own.any(axis=0)):
+            places = np.flatnonzero(own[:, kind])
+            earlier[row, kind] = own[: places[0]].sum(axis=0)
+            later[row, kind] = own[places[-1] + 1 :].sum(axis=0)
+    return earlier, later
