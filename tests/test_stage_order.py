@@ -1,8 +1,8 @@
 """Which kinds of layers lie before and after which on a pipeline stage."""
 
 import pytest
-from strategies import plan_of, setting_of
 
+from strategies import plan_of, setting_of
 from trainledger.facts.presets import load_preset
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
@@ -18,7 +18,7 @@ def test_dense_layers_come_before_those_with_experts() -> None:
 
 @pytest.mark.parametrize("vpp", [1, 2])
 def test_layers_that_take_turns_lie_on_both_sides(vpp: int) -> None:
-    inventory = Inventory(setting_of(load_preset("gemma-2-27b"), engine="megatron"))
+    inventory = Inventory(setting_of(load_preset("gpt-oss-20b"), engine="megatron"))
     plans = plan_of(pp=1 if vpp == 1 else 2, vpp=vpp, num_microbatches=2)
     earlier, later = inventory.stage_order(plans)
     # one kind comes first and the other last, so each has one layer of the other outside it
