@@ -16,6 +16,7 @@ EXIT_CODES = {
     2: "usage: flags that cannot be parsed or contradict each other",
     3: "it does not fit, or no plan does",
     4: "what was measured is not what was predicted",
+    5: "check found what it was asked about",
     130: "interrupted (Ctrl-C)",
 }
 WIDTH = 74

@@ -35,6 +35,7 @@ VERBS: tuple[Verb, ...] = (
         name="prove", summary="Run the plan on this machine and compare every line with what was measured.", runs=True
     ),
     Verb(name="diff", summary="Two plans: the lines that moved."),
+    Verb(name="check", summary="An out-of-memory message explained: which tensors of a plan have the size asked for."),
     Verb(name="predict", summary="A prediction for each row of a table, from its inputs alone."),
     Verb(name="score", summary="The same, graded against what was measured or printed."),
     Verb(name="list", summary="Models, clusters, accelerators, engines, optimizers, precisions, rules."),

@@ -1,0 +1,1 @@
+"""What other programs write, read into facts: here, the messages in which PyTorch says that memory ran out."""

@@ -1,0 +1,249 @@
+"""`check`: an out-of-memory message explained by the plan that met it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from trainledger.account.memory import Alive, StageMemory, alive_at, memory_of, stage_memory
+from trainledger.account.memory.storages import storages
+from trainledger.adapters.out_of_memory import OutOfMemory, read_message
+from trainledger.errors import BadInput
+from trainledger.facts.model import Model
+from trainledger.inventory.inventory import Inventory
+from trainledger.plans.plan import Plans
+from trainledger.reconcile.out_of_memory import Candidate, Inversion, Share, explain, full_of
+from trainledger.service.common import Note, Run, notes, prepared
+from trainledger.service.ledger import Engine, PlanDegrees, engine_of
+from trainledger.service.plan_file import overlay
+from trainledger.service.requests import ANSWER, INPUT, MODEL, PlanRequest, flag
+from trainledger.units import format_bytes
+
+FOUND = 5
+"""The exit code of `check` where it found what it was asked about."""
+
+MOST_ALIVE = 8
+MORE_THAN_PLANNED = 1.1
+"""Above so much of the plan's own peak, what was allocated is not of this plan."""
+OUTSIDE_BYTES = 1 << 30
+"""Beyond what context and communicators are expected to take, so much more is worth a sentence."""
+LONGEST_LOG = 1 << 28
+"""Bytes of a log that are read: more is no message."""
+
+
+class Request(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
+    """An out-of-memory message explained: which tensors of the plan have the size that was asked for."""
+
+    message: Annotated[
+        str,
+        flag(
+            "The message in quotes, or a file that has it, such as a log: the first one in it.",
+            "MESSAGE",
+            group=INPUT,
+            positional=True,
+        ),
+    ]
+    model: Annotated[
+        str | None,
+        flag("The model that was trained, or a PLAN file (.toml); as MODEL of other verbs.", "MODEL", group=MODEL),
+    ] = None
+    tensor: Annotated[
+        str | None,
+        flag(
+            "Which tensor was asked for, where you know it, such as logits: then what would give it that size.",
+            "NAME",
+            group=ANSWER,
+        ),
+    ] = None
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """The message as it was read: bytes, null where it does not say; at_least and at_most bound `requested`."""
+
+    text: str
+    device: str
+    index: int | None
+    requested: str
+    at_least: int
+    at_most: int
+    total_bytes: int | None
+    free_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """A place of the plan's step, what is allocated there, and what that is, largest first."""
+
+    place: str
+    pp_stage: int
+    allocated_bytes: int
+    alive: tuple[Alive, ...]
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """Which storages of the plan have the size that was asked for, and what memory was full of.
+
+    full_of      what the message says that the device held
+    candidates   storages of the size that was asked for: those that the traceback speaks of first, then those that the
+                 plan as given makes, each by how exactly it has the size
+    nearest      where there is none, the nearest in size
+    inversions   of a tensor that was named, by --tensor or by the traceback, and has another size: what gives this one
+    moment       the place of the plan's step that has nearly as much allocated as the message says; null if unsaid
+    peak         where the plan holds most
+    fits         whether the plan fits its card at all; null without a card
+    """
+
+    model: str
+    accelerator: str | None
+    profile: Engine
+    plan: PlanDegrees
+    message: Asked
+    full_of: tuple[Share, ...]
+    named: str
+    candidates: tuple[Candidate, ...]
+    nearest: tuple[Candidate, ...]
+    inversions: tuple[Inversion, ...]
+    moment: Moment | None
+    peak: Moment
+    usable_bytes: int | None
+    fits: bool | None
+    assumed: dict[str, str | int]
+    notes: tuple[Note, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """5 when the request is explained."""
+        return FOUND if self.candidates or (self.named and self.inversions) else 0
+
+
+def run(request: Request, *, model: Model | None = None) -> Response:
+    """Explain the message."""
+    message = read_message(_text(request.message))
+    run, plans, inventory = prepared(overlay(request), model=model)
+    row = plans.row(0)
+    found = explain(
+        message,
+        storages(inventory, plans),
+        tensor=request.tensor or "",
+        tokens=int(plans.tokens(run.setting.workload.seq)[0]),
+        mbs=row["mbs"],
+        cp=row["cp"],
+        seq=run.setting.workload.seq,
+    )
+    stages = stage_memory(inventory, plans)
+    usable = run.usable_bytes
+    device = int(stages.device[0])
+    return Response(
+        model=run.setting.model.name,
+        accelerator=run.accelerator,
+        profile=engine_of(run),
+        plan=PlanDegrees(zero_stage=row["zero_stage"], **msgspec.structs.asdict(run.degrees())),
+        message=_asked(message),
+        full_of=full_of(message),
+        named=found.named,
+        candidates=found.candidates,
+        nearest=found.nearest,
+        inversions=found.inversions,
+        moment=_moment(stages, message.allocated),
+        peak=_peak(inventory, plans, stages),
+        usable_bytes=usable,
+        fits=device <= usable if usable is not None else None,
+        assumed=run.assumed,
+        notes=(*_said(message, run, stages, device), *notes(run, plans)),
+    )
+
+
+def _text(given: str) -> str:
+    """The message, or the text of the file that it names."""
+    if not given.strip():
+        raise BadInput("MESSAGE is empty; give the text of the error in quotes, or a file that has it")
+    path = Path(given)
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError):
+        # a message is longer than a name can be
+        is_file = False
+    if not is_file:
+        if not any(char.isspace() for char in given):
+            raise BadInput(f"{given}: there is no such file; check the path, or give the message itself in quotes")
+        return given
+    try:
+        with path.open("rb") as file:
+            return file.read(LONGEST_LOG).decode("utf-8", errors="replace")
+    except OSError as error:
+        raise BadInput(f"{given} cannot be read ({error.strerror}); give the message itself in quotes") from None
+
+
+def _asked(message: OutOfMemory) -> Asked:
+    return Asked(
+        text=message.text,
+        device=message.device,
+        index=message.index,
+        requested=message.requested[0].text,
+        at_least=min(span.at_least for span in message.requested),
+        at_most=max(span.at_most for span in message.requested),
+        total_bytes=message.total,
+        free_bytes=message.free,
+        allocated_bytes=message.allocated,
+        reserved_bytes=message.reserved,
+    )
+
+
+def _moment(stages: StageMemory, allocated: int | None) -> Moment | None:
+    """The place that has nearly as much allocated, at the end of a forward before others of the same."""
+    if allocated is None:
+        return None
+    totals = np.stack([stages.total(index)[0] for index in range(len(stages.places))])
+    place, row = np.unravel_index(int(np.abs(totals - allocated).argmin()), totals.shape)
+    return _at(stages, int(place), int(row))
+
+
+def _peak(inventory: Inventory, plans: Plans, stages: StageMemory) -> Moment:
+    memory = memory_of(inventory, plans, stages)
+    return Moment(
+        place=memory.place,
+        pp_stage=memory.pp_stage,
+        allocated_bytes=memory.meters["allocated"].estimate,
+        alive=memory.alive[:MOST_ALIVE],
+    )
+
+
+def _at(stages: StageMemory, place: int, row: int) -> Moment:
+    return Moment(
+        place=stages.places[place].label,
+        pp_stage=int(stages.pp_stage[0, row]),
+        allocated_bytes=int(stages.total(place)[0, row]),
+        alive=alive_at(stages, place, row)[:MOST_ALIVE],
+    )
+
+
+def _said(message: OutOfMemory, run: Run, stages: StageMemory, device: int) -> list[Note]:
+    """What the figures of the message say beside the size."""
+    least, most = message.requested[0].at_least, int(stages.allocated[0])
+    capacity = message.allowed or message.total or run.usable_bytes
+    found: list[tuple[str, str]] = []
+    if message.unused is not None and message.unused >= least:
+        text = f"{format_bytes(message.unused)} lie unused in PyTorch's allocator, which is as much as was asked for"
+        found.append(("fragmentation", f"{text}: in pieces too small; set expandable_segments:True"))
+    if message.outside is not None and message.outside > device - most + OUTSIDE_BYTES:
+        text = f"{format_bytes(message.outside)} of the process are outside PyTorch's allocator, where context and"
+        found.append(("nccl-memory", f"{text} communicators take {format_bytes(device - most)}; use fewer groups"))
+    if message.others:
+        text = f"{format_bytes(message.others)} of the card belong to other processes"
+        found.append(("other-processes", f"{text}; end them, or take another card"))
+    if capacity is not None and least > capacity:
+        text = f"{message.requested[0].text} are more than the whole card"
+        found.append(
+            ("more-than-the-card", f"{text}, which has {format_bytes(capacity)}: only a smaller request helps")
+        )
+    if message.allocated is not None and message.allocated > most * MORE_THAN_PLANNED:
+        text = f"{format_bytes(message.allocated)} were allocated, and this plan allocates {format_bytes(most)} at most"
+        found.append(("more-than-planned", f"{text}: the run has another batch, precision or recomputation"))
+    if capacity is not None and device > capacity:
+        text = f"the plan takes {format_bytes(device)} of a card with {format_bytes(capacity)}"
+        found.append(("does-not-fit", f"{text}: `ledger` names the smallest change"))
+    return [Note(rule=rule, severity="advise", message=text) for rule, text in found]
