@@ -72,6 +72,20 @@ CASES: dict[str, Case] = {
     "engine-cp-comm": Case(
         {**MG, "cp_comm": "ring"}, {**TT, "cp_comm": "ring"}, ("--cp-comm ring", "torchtitan", "all_gather")
     ),
+    "engine-loss": Case({**MG, "loss": "fused"}, {**MG, "loss": "chunked"}, ("--loss chunked", "vocab-parallel, fused")),
+    "engine-selective": Case(
+        {**MG, "recompute": "selective"}, {"recompute": "selective"}, ("selective", "none or full", "megatron")
+    ),
+    "recompute-parts": Case(
+        {**MG, "recompute": "selective", "recompute_parts": ("mlp",)},
+        {**MG, "recompute": "selective", "recompute_parts": ("mlp", "router")},
+        ("mlp,router", "core_attn, mlp"),
+    ),
+    "recompute-layers": Case(
+        {**MG, "recompute": "full", "recompute_layers": 2},
+        {**MG, "recompute": "none", "recompute_layers": 2},
+        ("--recompute-layers 2", "--recompute full"),
+    ),
     "mtp-needs-layers": Case({}, {"workload": Workload(mtp=True)}, ("--mtp", "dense", "leave the flag out")),
     "fp8-sm": Case(
         {**MG, "precision": "fp8-delayed", **H100},

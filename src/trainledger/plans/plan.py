@@ -28,7 +28,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     precision                   a recipe of the profile, such as bf16 or fp8-delayed
     grad_dtype                  dtype gradients are kept and reduced in; "" is the engine's own default
     optimizer                   a name of profiles/optimizers.toml
-    recompute                   none | full
+    recompute                   none | full | selective: parts of a block
+    recompute_parts             which parts selective recomputes, in the engine's words; () is the engine's own choice
+    recompute_layers            layers of each virtual stage that full recomputes, from its first; 0: all
+    loss                        how the loss is computed; "" is the engine's own way
     schedule                    gpipe | 1f1b | interleaved | zb-h1 | zb-1p | zb-2p | zero-bubble (schedules/)
     attention                   flash | eager: whether the attention scores are ever materialised
     cp_comm                     ring | all_to_all | all_gather; "" is the engine's default
@@ -44,6 +47,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     grad_dtype: str = ""
     optimizer: str = "adamw"
     recompute: str = "full"
+    recompute_parts: tuple[str, ...] = ()
+    recompute_layers: int = 0
+    loss: str = ""
     schedule: str = "1f1b"
     attention: str = "flash"
     cp_comm: str = ""

@@ -69,6 +69,22 @@ class Setting:
         return self.scenario.reduce_bucket or self.profile.traffic.bucket_elements
 
     @property
+    def recomputed_parts(self) -> tuple[str, ...]:
+        """The parts of a block that are recomputed; full stands for all of it."""
+        match self.scenario.recompute:
+            case "full":
+                return ("full",)
+            case "selective":
+                return self.scenario.recompute_parts or self.profile.memory.selective
+            case _:
+                return ()
+
+    @property
+    def loss(self) -> str:
+        """How the loss is computed: as the scenario says, or the engine's default."""
+        return self.scenario.loss or self.profile.memory.loss
+
+    @property
     def cp_comm(self) -> str:
         """How context parallelism exchanges: as the scenario says, or the engine's default."""
         return self.scenario.cp_comm or self.profile.traffic.cp_comm

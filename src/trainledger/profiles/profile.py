@@ -94,6 +94,8 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     activation             saved activations and their collectives
     grad_choices           values that --grad-dtype may take
     fp8                    the recipe runs GEMMs in FP8 (or FP4)
+    multiplied             dtype of the form in which a GEMM's input is kept for its backward; "": as activations are
+    scale_block, scale_dtype   elements that share a scale in that form, and its dtype; 0: one for the tensor
     gemm_multiple          what both sides of a matrix that is multiplied in FP8 must be a multiple of
     full_master            the master copy stays whole whatever the optimizer could leave out
     accelerator_dtype      format of arithmetic that the card must have, where it is not that of the activations
@@ -110,6 +112,9 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sharded_grad: str = ""
     grad_choices: tuple[str, ...] = ()
     fp8: bool = False
+    multiplied: str = ""
+    scale_block: int = 0
+    scale_dtype: str = "fp32"
     gemm_multiple: int = 16
     full_master: bool = False
     accelerator_dtype: str = ""
@@ -177,6 +182,10 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     unit_gradients   gradients of weights lie beside activations until their layer has run backward; else they are
                      written into buffers that the states count
     workspace_bytes  scratch memory of libraries, allocated once in the device's pool and kept: calibrated
+    loss, losses     how the loss is computed by default, and what else --loss may say (inventory/blocks/loss.py)
+    recomputes       parts of a block that --recompute-parts may name
+    selective        those that --recompute selective stands for by itself
+    recompute_layers  full recomputation may be of the first layers of each virtual stage alone
     device           it runs on cards, so that context and communicators are beside what is allocated; else it is an
                      accounting on paper, which "fits" by what is allocated
     """
@@ -185,6 +194,11 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     passing: str = "none"
     unit_gradients: bool = False
     workspace_bytes: int = 0
+    loss: str = ""
+    losses: tuple[str, ...] = ()
+    recomputes: tuple[str, ...] = ()
+    selective: tuple[str, ...] = ()
+    recompute_layers: bool = False
     device: bool = True
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from trainledger.rules import advice, dry, engine, layout, particular, pipeline, runtime, shape
+from trainledger.rules import activation, advice, dry, engine, layout, particular, pipeline, runtime, shape
 from trainledger.rules.rule import Finding, Rule, findings, passing, require, violations
 
 __all__ = ["PLANNER", "REFUSALS", "RULES", "RUNTIME", "Finding", "Rule", "findings", "passing", "require", "violations"]
 
 RULES: tuple[Rule, ...] = (
     *engine.RULES,
+    *activation.RULES,
     *shape.RULES,
     *pipeline.RULES,
     *layout.RULES,

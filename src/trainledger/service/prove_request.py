@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from trainledger.service.requests import ANSWER, RUN, WORK, PlanRequest, Recompute, flag
+from trainledger.service.requests import ANSWER, RUN, WORK, PlanRequest, flag
+
+Again = Literal["none", "full"]
 
 DEFAULTS: dict[str, Any] = {"engine": "pytorch", "precision": "fp32", "recompute": "none", "zero": 0}
 """Of the flags of a plan, where this verb differs from others: what needs the least of a machine."""
@@ -23,7 +25,7 @@ class Request(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
         int | None,
         flag("Sequences per optimizer step [two micro-batches per pipeline stage and rank].", "N", group=WORK),
     ] = None
-    recompute: Annotated[Recompute | None, flag("Which activations are computed again [none].")] = None
+    recompute: Annotated[Again | None, flag("Which activations are computed again [none].")] = None
     precision: Annotated[str | None, flag("Recipe of dtypes: fp32 or bf16 [fp32].", "RECIPE")] = None
     engine: Annotated[str | None, flag("Whose accounting: that of this package's program [pytorch].", "ENGINE")] = None
     zero: Annotated[int | None, flag("ZeRO stage, 0 to 3 [0].", "N")] = None

@@ -50,7 +50,7 @@ RUN: Group = "Run"
 ANSWER: Group = "Answer"
 INPUT: Group = "Input"
 
-Recompute = Literal["none", "full"]
+Recompute = Literal["none", "full", "selective"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zero-bubble"]
 Attention = Literal["flash", "eager"]
 CpComm = Literal["ring", "all_to_all", "all_gather"]
@@ -146,6 +146,14 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
     dp_shard: Annotated[int | None, flag("Ranks that a sharded state is divided over [dp / dp-replicate].", "N")] = None
     mbs: Annotated[int | None, flag("Sequences in one micro-batch [1].", "N")] = None
     recompute: Annotated[Recompute | None, flag("Which activations are computed again [full].")] = None
+    recompute_parts: Annotated[
+        tuple[str, ...] | None,
+        flag("Parts of a block that selective recomputes, in the engine's words [its own choice].", "PART,..."),
+    ] = None
+    recompute_layers: Annotated[
+        int | None, flag("Layers of each virtual stage, from its first, that full recomputes [all].", "N")
+    ] = None
+    loss: Annotated[str | None, flag("How the loss is computed, of the engine's ways [its own].", "NAME")] = None
     schedule: Annotated[
         Schedule | None,
         flag(

@@ -14,7 +14,6 @@ from trainledger.account.memory.active import COLUMNS, Active, Place, active
 from trainledger.account.memory.beside import beside_bytes
 from trainledger.account.memory.engines import passing_of
 from trainledger.account.memory.passing import Passing
-from trainledger.account.shares import Shares
 from trainledger.account.states import StateAccount, account_of, distinct_shares, joined
 from trainledger.arrays import IntArray, stacked
 from trainledger.inventory.inventory import Inventory
@@ -84,7 +83,7 @@ def stage_memory(inventory: Inventory, plans: Plans) -> StageMemory:
     acting = active(inventory, distinct)
     parts, index = distinct_shares(inventory, plans)
     states = joined([account_of(inventory, own, index, with_passing=False) for own in parts])
-    passes = [_passes(acting.places, passing_of(inventory, own), own) for own in parts]
+    passes = [_passes(acting.places, passing_of(inventory, own)) for own in parts]
     return StageMemory(
         active=acting,
         which=which,
@@ -96,7 +95,6 @@ def stage_memory(inventory: Inventory, plans: Plans) -> StageMemory:
     )
 
 
-def _passes(places: tuple[Place, ...], passing: Passing, own: Shares) -> list[IntArray]:
+def _passes(places: tuple[Place, ...], passing: Passing) -> list[IntArray]:
     """[places]: bytes [plans, rows] of what passes there."""
-    nothing = np.zeros_like(own.pp_stage)
-    return [nothing if place.part == "none" else passing.at(place.part, place.slot, place.first) for place in places]
+    return [passing.at(place.part, place.slot, place.first) for place in places]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainledger.inventory.blocks import plain
+from trainledger.inventory.blocks import megatron, plain
 from trainledger.inventory.blocks.parts import Parts
 from trainledger.inventory.blocks.sizes import Sizes
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans
 
-MANNERS: dict[str, Callable[[Inventory, Sizes], Parts]] = {"plain": plain.parts}
+MANNERS: dict[str, Callable[[Inventory, Sizes], Parts]] = {"plain": plain.parts, "megatron": megatron.parts}
 
 
 def parts_of(inventory: Inventory, plans: Plans) -> Parts:

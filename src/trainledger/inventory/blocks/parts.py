@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 
+from trainledger.arrays import IntArray
 from trainledger.inventory.tape import Tape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parts:
-    """blocks: in the order of Inventory.layers; final: norm, output layer and loss of one micro-batch."""
+    """The parts of one micro-batch.
+
+    blocks    in the order of Inventory.layers
+    final     norm, output layer and loss
+    beside    [plans]: bytes that a stage with an output layer keeps for the whole run
+    every     of the layers of a kind only each so-manieth runs as `blocks` says, the others as `between` does
+    """
 
     embedding: Tape
     blocks: tuple[Tape, ...]
     final: Tape
+    beside: IntArray | int = 0
+    every: int = 1
+    between: tuple[Tape, ...] = ()

@@ -1,0 +1,66 @@
+"""What Megatron keeps for the whole run beside its states: dummy gradients of matrices, and workspaces of grouped ones.
+
+The gradient of a matrix is added to Megatron's own buffer by the product that gives it, and autograd is handed a dummy
+in its place: TransformerEngine makes one for each distinct shape and keeps it. [te-dummy] Products of several matrices
+at once run on streams of their own, each with a workspace. [te: pytorch/cpp_extensions/gemm.py, get_cublas_workspace]
+Nine measured peaks bear both out. [simumax-b200]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from trainledger.account.memory.passing import Part, Passing
+from trainledger.arrays import IntArray
+from trainledger.dtypes import bytes_of
+from trainledger.inventory.blocks.megatron.matrices import Matrix, matrices
+from trainledger.inventory.tensors import BoolArray
+
+GROUPED_STREAMS = 4
+"""[te: common/util/multi_stream.cpp]"""
+STREAM_WORKSPACE_BYTES = 32 * 2**20
+"""From compute capability 9.0 on. [te: pytorch/cpp_extensions/gemm.py, get_cublas_workspace_size_bytes]"""
+
+
+class DummyGradients(Passing):
+    """The same at every place of the step."""
+
+    def at(self, part: Part, slot: int, first: bool) -> IntArray:
+        """Bytes [plans, rows]."""
+        del part, slot, first
+        return self.kept
+
+    @cached_property
+    def kept(self) -> IntArray:
+        """[plans, rows]."""
+        return self._dummies() + self._workspaces()
+
+    def _dummies(self) -> IntArray:
+        """One tensor for each distinct shape among the matrices that a stage holds."""
+        dtype = self.inventory.setting.recipe.weight
+        found, total = matrices(self.inventory, self.own.plans), self.none
+        for index, matrix in enumerate(found):
+            new = self._held(matrix)
+            for before in found[:index]:
+                same = (before.rows == matrix.rows) & (before.columns == matrix.columns)
+                new = new & ~(same[:, None] & self._held(before))
+            total = total + new * bytes_of(matrix.rows * matrix.columns, dtype)[:, None]
+        return total
+
+    def _held(self, matrix: Matrix) -> BoolArray:
+        return self._holds(matrix.slots)
+
+    def _holds(self, slots: Sequence[int]) -> BoolArray:
+        """[plans, rows]: which stages hold any of these slots."""
+        held = np.zeros(self.own.pp_stage.shape, dtype=np.bool_)
+        for slot in slots:
+            held |= self.own.counts[:, :, slot] > 0
+        return held
+
+    def _workspaces(self) -> IntArray:
+        """Those of the routed experts' products."""
+        routed = self._holds([slot for slot, block in self.inventory.layers if block.moe is not None])
+        return self.none + np.where(routed, GROUPED_STREAMS * STREAM_WORKSPACE_BYTES, 0)

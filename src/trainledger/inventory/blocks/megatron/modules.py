@@ -1,0 +1,147 @@
+"""TransformerEngine's modules as operations: what each keeps of its input, gathers, and holds until it returns.
+
+A module is one autograd function, so what it holds in a local name is alive until its backward is over: the gradient of
+all tokens stays beside this rank's part of it. Under an FP8 recipe a matrix keeps its input in fewer bits, and its
+backward turns the gradient that comes into that form too, by rows and by columns.
+[te: pytorch/module/linear.py, layernorm_linear.py, grouped_linear.py]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TypedDict
+
+import numpy as np
+
+from trainledger.arrays import IntArray, ceil_div
+from trainledger.dtypes import bits, bytes_of
+from trainledger.inventory.blocks.sizes import Sizes
+from trainledger.inventory.tape import Bytes, Program, Value
+
+
+class Keeping(TypedDict):
+    """What an operation keeps: tensors that are there, and ones that it makes."""
+
+    keeps: tuple[Value, ...]
+    made: dict[str, Bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Modules:
+    """Adds modules to a program; sizes are those of one micro-batch on one rank, arrays [plans].
+
+    again   the parts of a layer that are recomputed
+    """
+
+    program: Program
+    sizes: Sizes
+    again: tuple[str, ...] = ()
+
+    @contextmanager
+    def recomputed(self, part: str) -> Generator[None]:
+        """A part of a layer that keeps its inputs alone where it is chosen; inside another such part it is none."""
+        if part not in self.again or self.program.inside_region:
+            yield
+            return
+        with self.program.recomputed(early_stop=False):
+            yield
+
+    @contextmanager
+    def discarded(self, part: str) -> Generator[None]:
+        """A part whose result is let go too where it is chosen, and made again before a backward needs it."""
+        if part not in self.again or self.program.inside_region:
+            yield
+            return
+        with self.program.recomputed(discarded=True):
+            yield
+
+    def sharded(self, elements: int, dtype: str = "") -> IntArray:
+        """A tensor of the residual stream: cut along the tokens under sequence parallelism."""
+        return self.sizes.cut(elements, self.sizes.plans.sp_ranks, dtype)
+
+    def where_sp(self, nbytes: IntArray) -> IntArray:
+        """Bytes that exist only where sequence parallelism cuts the tokens."""
+        return np.where(self.sizes.plans.sp_ranks > 1, nbytes, 0)
+
+    def per_head(self, heads: IntArray, width: int) -> IntArray:
+        """Bytes of `width` elements for each token and each of this rank's heads."""
+        return bytes_of(self.sizes.tokens * heads * width, self.sizes.dtype)
+
+    def norm(self, name: str, x: Value, width: int) -> Value:
+        """A norm of its own: keeps its input and one fp32 a token."""
+        made = {"statistics": self.sharded(1, "fp32")}
+        return self.program.op(name, x, self.sharded(width), keeps=(x,), made=made)
+
+    def normed_column(self, name: str, x: Value, width: int, nbytes: IntArray) -> Value:
+        """A norm and a matrix cut along its outputs, in one function.
+
+        Keeps its input and the norm's output, each this rank's part of the tokens. Backward gathers the output again;
+        the gradient of all tokens stays until the norm's backward has made another.
+        """
+        whole, normed = self.sizes.wide(width), self.sharded(width)
+        return self.program.op(
+            name,
+            x,
+            nbytes,
+            keeps=(x,),
+            made={"norm's output": self._multiplied(normed), "statistics": self.sharded(1, "fp32")},
+            work=self.where_sp(self._multiplied(whole)),
+            back_work=(whole, self.where_sp(self._multiplied(whole)), self._gradient(nbytes)),
+        )
+
+    def column(self, name: str, x: Value, width: int, nbytes: IntArray) -> Value:
+        """A matrix cut along its outputs: keeps its input, this rank's part of the tokens, and gathers it again."""
+        whole = self.sizes.wide(width)
+        gathered = self.where_sp(self._multiplied(whole))
+        back_work = (self.where_sp(whole), gathered, self._gradient(nbytes))
+        return self.program.op(name, x, nbytes, **self._input(x), work=gathered, back_work=back_work)
+
+    def row(self, name: str, x: Value, width: int, *, original: bool = False) -> Value:
+        """A matrix cut along its inputs: the sum over ranks is scattered, and its gradient gathered.
+
+        original   whoever made its input keeps that anyway, so that it keeps no other form of it
+        """
+        whole = self.sizes.wide(width)
+        gathered = self._gradient(whole) if self.quantised else self.where_sp(whole)
+        keeping = self._input(x, original=original)
+        return self.program.op(name, x, self.sharded(width), **keeping, work=self.where_sp(whole), back_work=gathered)
+
+    def duplicated(self, name: str, x: Value, width: int) -> Value:
+        """A matrix that every rank has whole, on its own part of the tokens."""
+        return self.program.op(name, x, self.sharded(width), **self._input(x))
+
+    def grouped(self, name: str, x: Value, nbytes: IntArray) -> Value:
+        """The same matrix of all experts of this rank, on rows that are there already."""
+        return self.program.op(name, x, nbytes, **self._input(x), back_work=self._gradient(nbytes))
+
+    def added(self, name: str, stream: Value, branch: Value, *, dropout: bool) -> Value:
+        """The residual addition, a new tensor; dropout before it keeps one byte an element."""
+        width = self.sizes.hidden_size
+        made = {"dropout mask": self.sharded(width, "uint8")} if dropout else {}
+        return self.program.op(name, (stream, branch), stream.nbytes, made=made, passes=True)
+
+    @property
+    def quantised(self) -> bool:
+        """Whether matrices inside blocks are multiplied in 8 or 4 bits."""
+        return bool(self.sizes.setting.recipe.multiplied)
+
+    def _input(self, x: Value, *, original: bool = False) -> Keeping:
+        """What a matrix keeps of its input: the tensor, or a form of it in fewer bits."""
+        if not self.quantised or original:
+            return Keeping(keeps=(x,), made={})
+        return Keeping(keeps=(), made={"input in fewer bits": self._multiplied(x.nbytes)})
+
+    def _multiplied(self, nbytes: Bytes) -> IntArray:
+        """Bytes of a tensor in the form in which it is multiplied, its scales included."""
+        if not self.quantised:
+            return np.asarray(nbytes)
+        recipe = self.sizes.setting.recipe
+        elements = np.asarray(nbytes) // (bits(self.sizes.dtype) // 8)
+        scales = ceil_div(elements, recipe.scale_block) if recipe.scale_block else elements * 0
+        return bytes_of(elements, recipe.multiplied) + bytes_of(scales, recipe.scale_dtype)
+
+    def _gradient(self, nbytes: Bytes) -> IntArray:
+        """What a backward makes of the gradient that comes: nothing, or it in fewer bits twice over."""
+        return 2 * self._multiplied(nbytes) if self.quantised else np.zeros(1, dtype=np.int64)
