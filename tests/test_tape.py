@@ -166,6 +166,20 @@ def test_a_gradient_may_be_written_over_what_was_kept() -> None:
     assert tape.peak("backward")[0].tolist() == [4 + 100 + 4]
 
 
+def test_a_kernel_that_gives_two_gradients_writes_one_over_what_it_read() -> None:
+    def product(*, first_over: bool) -> Tape:
+        program = Program()
+        x = program.input("x", 4)
+        left = program.op("left", x, 10, keeps=(x,))
+        right = program.op("right", x, 10, keeps=(x,))
+        out = program.op("product", (left, right), 10, keeps=(left, right), first_over=first_over)
+        return walk(program, out)
+
+    # both factors, the gradient that comes, and two more; or one of the two in its place
+    assert at(product(first_over=False), "backward", "product") == 4 + 20 + 10 + 20
+    assert at(product(first_over=True), "backward", "product") == 4 + 20 + 10 + 10
+
+
 def test_a_local_variable_holds_its_tensor_until_its_function_returns() -> None:
     program = Program()
     x = program.input("x", 4, differentiable=False)

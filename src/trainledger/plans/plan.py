@@ -28,13 +28,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     precision                   a recipe of the profile, such as bf16 or fp8-delayed
     grad_dtype                  dtype gradients are kept and reduced in; "" is the engine's own default
     optimizer                   a name of profiles/optimizers.toml
-    recompute                   none | full | selective: parts of a block
+    recompute                   none | full | selective: parts of a block | every-N: all of every N-th layer
     recompute_parts             which parts selective recomputes, in the engine's words; () is the engine's own choice
     recompute_layers            layers of each virtual stage that full recomputes, from its first; 0: all
     loss                        how the loss is computed; "" is the engine's own way
     schedule                    gpipe | 1f1b | interleaved | zb-h1 | zb-1p | zb-2p | zero-bubble (schedules/)
     attention                   flash | eager: whether the attention scores are ever materialised
     cp_comm                     ring | all_to_all | all_gather; "" is the engine's default
+    loss_chunks                 parts of a chunked loss; 0 is the engine's default
+    compile                     on | off: torch.compile of blocks, and of the loss where the release has it; "" is the
+                                engine's default
     frozen_dtype                dtype of weights that do not train; "" is the engine's own
     reduce_bucket               elements of a gradient bucket; 0 is the engine's default
     offload                     what lives in host memory: optimizer, parameters
@@ -53,6 +56,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     schedule: str = "1f1b"
     attention: str = "flash"
     cp_comm: str = ""
+    loss_chunks: int = 0
+    compile: str = ""
     frozen_dtype: str = ""
     reduce_bucket: int = 0
     offload: tuple[str, ...] = ()

@@ -16,6 +16,9 @@ from trainledger.profiles.profile import Category, Optimizer, Precision, Profile
 if TYPE_CHECKING:
     from trainledger.facts.cluster import Accelerator, Cluster
 
+EVERY = "every-"
+"""Begins a word of --recompute that ends in a number of layers."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -88,6 +91,34 @@ class Setting:
     def cp_comm(self) -> str:
         """How context parallelism exchanges: as the scenario says, or the engine's default."""
         return self.scenario.cp_comm or self.profile.traffic.cp_comm
+
+    @property
+    def compiled(self) -> bool:
+        """Whether torch.compile runs the blocks."""
+        return (self.scenario.compile or self.profile.memory.compile) == "on"
+
+    @property
+    def recomputed_every(self) -> int:
+        """Every so-manieth layer is recomputed where --recompute says every-N, else 1."""
+        return int(self.scenario.recompute.removeprefix(EVERY)) if self.scenario.recompute.startswith(EVERY) else 1
+
+    def loss_of(self, *, cut: bool) -> str:
+        """How the loss runs, by a word of inventory/blocks/loss.py or chunked; `cut`: tp cuts the vocabulary."""
+        return "chunked" if self.scenario.loss == "chunked" else self.whole_loss(cut=cut)
+
+    def whole_loss(self, *, cut: bool) -> str:
+        """The same of logits that are all there, or of those of one chunk."""
+        chosen, rules = self.scenario.loss, self.profile.memory
+        if chosen and chosen != "chunked":
+            return chosen
+        if self.compiled and rules.compiled_loss:
+            return rules.compiled_loss
+        return rules.cut_loss if cut and rules.cut_loss else rules.loss
+
+    @property
+    def loss_chunks(self) -> int:
+        """Parts of a chunked loss."""
+        return self.scenario.loss_chunks or self.profile.memory.loss_chunks
 
     @property
     def offload_moves(self) -> tuple[tuple[Category, ...], ...]:

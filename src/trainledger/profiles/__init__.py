@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from functools import lru_cache
 from importlib.resources import files
+from typing import Any
 
 import msgspec
 
@@ -14,12 +16,25 @@ from trainledger.profiles.profile import Optimizer, Profile
 PROFILES: dict[str, tuple[str, ...]] = {
     "paper": ("any.toml",),
     "pytorch": ("2.13.toml",),
-    "torchtitan": ("b5bcd76.toml",),
+    "torchtitan": (
+        "b5bcd76.toml",
+        "2025-12.toml",
+        "2025-07.toml",
+        "2025-04.toml",
+        "2024-12.toml",
+        "2024-10.toml",
+        "2024-04.toml",
+    ),
     "deepspeed": ("0.19.toml",),
     "deepspeed-estimator": ("0.19.toml", "before-0.14.3.toml"),
     "megatron": ("0.20.toml",),
 }
 """Files of each engine, newest first; the first is used when no release is given."""
+
+
+DAY = re.compile(r"(?P<year>\d{4})-(?P<month>\d{2})(?:-(?P<day>\d{2}))?")
+"""How a release is named by when its source was read."""
+LAST_DAY = 31
 
 
 ALIASES = {
@@ -50,8 +65,9 @@ def load_profile(engine: str, framework_version: str = "") -> Profile:
     candidates = [read_profile(engine, name) for name in PROFILES[engine]]
     if not framework_version:
         return candidates[0]
+    wanted = released(candidates[0], framework_version)
     for profile in candidates:
-        if covers(profile, framework_version):
+        if covers(profile, wanted):
             return profile
     read = ", ".join(p.framework_version for p in candidates)
     raise BadInput(
@@ -77,24 +93,54 @@ def load_optimizer(name: str) -> Optimizer:
 
 @lru_cache(maxsize=32)
 def read_profile(engine: str, filename: str) -> Profile:
-    """One profile file of an engine."""
+    """One profile file of an engine, laid over the one that it names as its base."""
+    return msgspec.convert(_laid_out(engine, filename), Profile)
+
+
+def _laid_out(engine: str, filename: str) -> dict[str, Any]:
     folder = files("trainledger.profiles").joinpath(engine.replace("-", "_"))
-    text = folder.joinpath(filename).read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), Profile)
+    read = tomllib.loads(folder.joinpath(filename).read_text(encoding="utf-8"))
+    base = read.pop("base", "")
+    return _over(_laid_out(engine, base), read) if base else read
+
+
+def _over(under: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
+    """Tables key by key, everything else whole."""
+    both = {key: _over(under[key], value) for key, value in upper.items() if isinstance(value, dict) and key in under}
+    return {**under, **upper, **both}
+
+
+def released(newest: Profile, release: str) -> str:
+    """The day of a release that is named by its number, where an engine's files are ranges of days.
+
+    A number between two releases is the older one; what is named by a day, or by anything else, stays as it is.
+    """
+    wanted = _numbers(release)
+    if not newest.released or not wanted or _is_day(release):
+        return release
+    days = [day for number, day in newest.released.items() if _numbers(number) <= wanted]
+    return max(days, default=release)
 
 
 def covers(profile: Profile, release: str) -> bool:
-    """Whether a profile answers for a release."""
+    """Whether a profile answers for a release, given by number or by day as the profile's own are."""
     if release == profile.framework_version:
         return True
     wanted = _numbers(release)
-    if not profile.from_version or not wanted:
+    if not profile.from_version or not wanted or _is_day(release) != _is_day(profile.from_version):
         return False
     below = not profile.before_version or wanted < _numbers(profile.before_version)
     return _numbers(profile.from_version) <= wanted and below
 
 
+def _is_day(release: str) -> bool:
+    return DAY.fullmatch(release) is not None
+
+
 def _numbers(release: str) -> tuple[int, ...]:
-    """(0, 19, 6) for "0.19.6"; () where it is not a dotted release."""
+    """(0, 19, 6) for "0.19.6" and (2025, 3, 31) for "2025-03": a month is its end; () where it is neither."""
+    day = DAY.fullmatch(release)
+    if day is not None:
+        return (int(day["year"]), int(day["month"]), int(day["day"] or LAST_DAY))
     parts = release.lstrip("v").split(".")
     return tuple(int(p) for p in parts) if all(p.isascii() and p.isdigit() for p in parts) else ()

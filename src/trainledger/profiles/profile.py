@@ -181,6 +181,17 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     passing          which class of account/memory/engines.py says what passes
     unit_gradients   gradients of weights lie beside activations until their layer has run backward; else they are
                      written into buffers that the states count
+    compile          on | off: torch.compile of blocks unless --compile says; "" where the engine has none
+    compiled_loss    the loss by default with compiled blocks; "": it stays as it is
+    cut_loss         the same over a vocabulary that tensor parallelism cuts; "": it stays as it is
+    loss_chunks      parts of a chunked loss
+    norm             RMS norms outside of compiled blocks: fused in one kernel; ATen's steps; own steps of the engine
+    copies_kv        keys and values are copied for each query head before attention
+    selective_keeps  results that a checkpoint which chooses by operation keeps beside those of every second matrix:
+                     flash, cudnn (of the attention kernels of that name), reduce_scatter, all_to_all
+    cudnn_from       compute capability from which cuDNN's attention runs; "": never
+    ends_together    the embedding and what follows the last block are gathered and reduced at once, and stay gathered
+    last_block_kept  the last block stays gathered between forward and backward
     workspace_bytes  scratch memory of libraries, allocated once in the device's pool and kept: calibrated
     loss, losses     how the loss is computed by default, and what else --loss may say (inventory/blocks/loss.py)
     recomputes       parts of a block that --recompute-parts may name
@@ -193,6 +204,16 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     blocks: str = "plain"
     passing: str = "none"
     unit_gradients: bool = False
+    compile: Literal["", "on", "off"] = ""
+    compiled_loss: str = ""
+    cut_loss: str = ""
+    loss_chunks: int = 8
+    norm: Literal["fused", "steps", "own"] = "fused"
+    copies_kv: bool = False
+    selective_keeps: tuple[str, ...] = ()
+    cudnn_from: str = ""
+    ends_together: bool = False
+    last_block_kept: bool = False
     workspace_bytes: int = 0
     loss: str = ""
     losses: tuple[str, ...] = ()
@@ -217,6 +238,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One engine at one range of releases.
 
     framework_version   the release that was read; `from_version` <= release < `before_version` use this file
+    released            days of releases by their numbers, where the files of an engine are ranges of days
     zero_stages, axes   what the engine can run: an axis missing here must be 1
     vocab_multiple      the vocabulary is padded to a multiple of this times tp; 0: not padded
     kv_replication      KV heads are copied where tp exceeds them
@@ -252,6 +274,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     memory: MemoryRules = MemoryRules()
     from_version: str = ""
     before_version: str = ""
+    released: dict[str, str] = {}
     vocab_multiple: int = 0
     kv_replication: bool = False
     etp_default: Literal["tp", "tp_without_ep", "1"] = "1"

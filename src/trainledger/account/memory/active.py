@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainledger.account.memory.passing import Part
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
-from trainledger.inventory.blocks import parts_of
+from trainledger.inventory.blocks import alike, parts_of
 from trainledger.inventory.blocks.parts import Parts
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tape import Tape
@@ -74,7 +75,31 @@ def active(inventory: Inventory, plans: Plans) -> Active:
     setting = inventory.setting
     if (setting.model.params_only and not setting.model.blocks) or not setting.profile.activations:
         return Active(places=tuple(_idle(np.zeros_like(pp_stage))), saved=np.zeros_like(pp_stage))
-    return _Stages(inventory, plans, counts, pp_stage).active()
+    sorts = alike(inventory, plans)
+    if len(sorts) == 1:
+        return _Stages(inventory, plans, counts, pp_stage).active()
+    return _joined([_Stages(inventory, plans.take(s), counts[s], pp_stage[s]).active() for s in sorts], sorts)
+
+
+def _joined(parts: Sequence[Active], rows: Sequence[IntArray]) -> Active:
+    """Places of plans of several sorts, each of which has tapes of its own: what is alive at an instant is not told."""
+    order = np.argsort(np.concatenate(rows))
+
+    def column(name: str, places: Sequence[Place]) -> NDArray[np.int64]:
+        return np.concatenate([getattr(place, name) for place in places])[order]
+
+    places = tuple(
+        dataclasses.replace(
+            same[0],
+            kept=column("kept", same),
+            walked=column("walked", same),
+            here=column("here", same).astype(np.bool_),
+            tape=None,
+            at=None,
+        )
+        for same in zip(*(part.places for part in parts), strict=True)
+    )
+    return Active(places=places, saved=np.concatenate([part.saved for part in parts])[order])
 
 
 def received_bytes(inventory: Inventory, plans: Plans, counts: IntArray) -> IntArray:
@@ -220,10 +245,8 @@ class _Stages:
         tape, here = self.parts.final, self.losses > 0
         kept = self.others + self.chunk + np.maximum(self.losses - 1, 0) * tape.saved[:, None]
         what = "the output layer and loss"
-        return [
-            self._place("forward", what, self.at.final, tape, kept, here),
-            self._place("backward", what, self.at.final, tape, kept, here, first=True),
-        ]
+        backward = self._place("backward", what, self.at.final, tape, kept, here, first=True)
+        return [self._place("forward", what, self.at.final, tape, kept, here), backward, self._handed(backward, tape)]
 
     def _backward(self) -> list[Place]:
         places: list[Place] = []

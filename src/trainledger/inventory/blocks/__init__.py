@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainledger.inventory.blocks import megatron, plain
+import numpy as np
+from numpy.typing import NDArray
+
+from trainledger.inventory.blocks import megatron, plain, titan
 from trainledger.inventory.blocks.parts import Parts
 from trainledger.inventory.blocks.sizes import Sizes
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans
 
-MANNERS: dict[str, Callable[[Inventory, Sizes], Parts]] = {"plain": plain.parts, "megatron": megatron.parts}
+MANNERS: dict[str, Callable[[Inventory, Sizes], Parts]] = {
+    "plain": plain.parts,
+    "megatron": megatron.parts,
+    "titan": titan.parts,
+}
+
+UNLIKE: dict[str, Callable[[Plans], NDArray[np.bool_]]] = {"titan": titan.unlike}
+"""[plans, n] of a manner: what plans must agree in to run the same operations; of manners not named here, nothing."""
 
 
 def parts_of(inventory: Inventory, plans: Plans) -> Parts:
     """The tapes of one micro-batch on one rank of each plan."""
     return MANNERS[inventory.setting.profile.memory.blocks](inventory, Sizes(inventory.setting, plans))
+
+
+def alike(inventory: Inventory, plans: Plans) -> list[NDArray[np.int64]]:
+    """Plans of one setting by the operations that they run: the rows of each sort, which have tapes in common."""
+    manner = UNLIKE.get(inventory.setting.profile.memory.blocks)
+    if manner is None or len(plans) == 1:
+        return [np.arange(len(plans))]
+    _, sort = np.unique(manner(plans), axis=0, return_inverse=True)
+    return [np.flatnonzero(sort == index) for index in range(int(sort.max()) + 1)]

@@ -70,9 +70,13 @@ class Sizes:
         """Query heads of one rank."""
         return ints(ceil_div(attention.heads, self.tp))
 
-    def logits(self, dtype: str, *, cut: bool = True) -> IntArray:
-        """One value a token and entry of the (cut) vocabulary, padded as the engine pads it."""
+    def vocabulary(self, *, cut: bool = True) -> IntArray:
+        """Entries of the (cut) vocabulary, padded as the engine pads it."""
         setting = self.setting
         multiple = np.maximum(setting.profile.vocab_multiple * self.tp, 1)
         padded = round_up(setting.model.vocab_size, multiple)
-        return bytes_of(self.tokens * (ceil_div(padded, self.tp) if cut else padded), dtype)
+        return ints(ceil_div(padded, self.tp) if cut else padded)
+
+    def logits(self, dtype: str, *, cut: bool = True) -> IntArray:
+        """One value a token and entry of the (cut) vocabulary."""
+        return bytes_of(self.tokens * self.vocabulary(cut=cut), dtype)

@@ -49,6 +49,7 @@ class Op:
     work         bytes it needs beside inputs and outputs while it runs forward; several where they are several tensors
     back_work    the same while it runs backward
     passes       its inputs' gradients are its output's: an addition, a reshape, a fused epilogue
+    first_over   its first input's gradient is written over its output's, as a kernel does that writes several at once
     grad_into    the kept tensor that its input's gradient is written over
     region       which recomputed region it belongs to; 0: none
     pinned       in such a region, what it makes is kept and not computed again
@@ -63,6 +64,7 @@ class Op:
     work: Work = 0
     back_work: Work = 0
     passes: bool = False
+    first_over: bool = False
     grad_into: Value | None = None
     region: int = 0
     pinned: bool = False
@@ -110,6 +112,7 @@ class Program:
         back_work: Work = 0,
         passes: bool = False,
         in_place: bool = False,
+        first_over: bool = False,
         grad_into: Value | None = None,
         pinned: bool = False,
         differentiable: bool = True,
@@ -129,6 +132,7 @@ class Program:
                 work=work,
                 back_work=back_work,
                 passes=passes,
+                first_over=first_over,
                 grad_into=grad_into,
                 region=self._region,
                 pinned=pinned,

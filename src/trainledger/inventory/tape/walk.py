@@ -254,7 +254,7 @@ class _Walk:
     def _give(self, op: Op, value: Value, coming: list[Storage], instant: int) -> None:
         """The gradient of one input: the output's own, written over a kept tensor, new, or added to what is there."""
         there = value in self.gradients
-        if op.passes and coming:
+        if coming and (op.passes or (op.first_over and value is op.inputs[0] and not there)):
             two = self.gradients.setdefault(value, coming[0]) is not coming[0]
             coming[0].touch(instant + (two and self.anew))
             self._sum(value, two, instant)

@@ -1,0 +1,189 @@
+"""What passes under PyTorch's FSDP2: gathered units, gradients of a unit, and the input of its reduction.
+
+A unit is an embedding, a block, or what follows the last one; releases differ in which of them are one. Its weights are
+gathered into one tensor and copied out of it into tensors of their own. Forward, the gathered tensor stays until the
+next unit has copied; backward, the one before is gathered while a unit runs. When a unit has run backward: it drops its
+weights, the reduction before lets go of its input, the unit's own input is made in the dtype of reductions beside its
+gradients, they are dropped, and the shard is made. [fsdp2-units]
+
+Gradients of a rank's own shards are rows of the states table; those that are not there yet are taken off again.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from trainledger.account.memory.passing import Passing
+from trainledger.arrays import IntArray, round_up
+from trainledger.dtypes import bytes_of
+from trainledger.inventory.buffers import gathered_bytes
+
+
+class Fsdp2(Passing):
+    """Bytes [plans, rows] of what passes; a unit's own are [plans, slots]."""
+
+    @cached_property
+    def _over(self) -> IntArray:
+        """[plans, T]: ranks that share a tensor; replicas are units that one rank has whole. [torch-replicate]"""
+        own = self.own
+        shared = np.where(own.table.expert, own.expert[:, None], own.dense[:, None])
+        return np.where(own.plans.zero_stage[:, None] == 0, 1, shared)
+
+    @cached_property
+    def elements(self) -> IntArray:
+        """[plans, T]: of each tensor as it is gathered, its first dimension padded to a multiple of the ranks."""
+        own, shapes = self.own, self.own.shapes
+        rows = np.where(own.table.expert & own.stacked, shapes.rows, round_up(shapes.rows, self._over))
+        return rows * shapes.rest * shapes.copies
+
+    def _by_slot(self, per_tensor: IntArray) -> IntArray:
+        """[plans, slots]."""
+        sums = np.zeros((len(per_tensor), self.own.table.at.count), dtype=np.int64)
+        sums[:, self.own.table.filled] = self.own.table.by_slot(per_tensor)
+        return sums
+
+    @cached_property
+    def weights(self) -> IntArray:
+        """[plans, slots]: a unit's weights as they are multiplied; the gathered tensor is as large."""
+        return self._by_slot(gathered_bytes(self.own.table, self.elements, self.inventory.setting.dtype("gathered")))
+
+    @cached_property
+    def gradients(self) -> IntArray:
+        """[plans, slots]: what its backward gives, in the dtype of its activations."""
+        elements = self.own.shapes.numel * self.own.shapes.copies * self.own.table.trainable
+        return self._by_slot(bytes_of(elements, self.inventory.setting.recipe.activation))
+
+    @cached_property
+    def reduced(self) -> IntArray:
+        """[plans, slots]: the input of its reduction."""
+        elements = self.elements * self.own.table.trainable
+        return self._by_slot(bytes_of(elements, self.inventory.setting.dtype("reduce")))
+
+    @cached_property
+    def shards(self) -> IntArray:
+        """[plans, slots]: this rank's part of its gradients."""
+        elements = self.elements * self.own.table.trainable // self._over
+        return self._by_slot(bytes_of(elements, self.inventory.setting.dtype("grad")))
+
+    @cached_property
+    def _drops(self) -> IntArray:
+        """[plans, 1]: 1 where a unit drops its weights after its forward."""
+        plans = self.own.plans
+        return ((plans.zero_stage != 2) & (plans.pp == 1)).astype(np.int64)[:, None]
+
+    @cached_property
+    def _alone(self) -> IntArray:
+        """[plans, 1]: 1 where a stage gathers for itself; in a pipeline the states have what it keeps gathered."""
+        return (self.own.plans.pp == 1).astype(np.int64)[:, None]
+
+    @cached_property
+    def _sent(self) -> IntArray:
+        """[plans, 1]: 1 where weights travel: a unit that one rank has needs no tensor to gather into."""
+        return ((self.own.dense > 1) & (self.own.plans.zero_stage > 0)).astype(np.int64)[:, None]
+
+    def _of(self, unit: IntArray, slot: int) -> IntArray:
+        """[plans, rows]: bytes of one unit, on the stages that hold it."""
+        return unit[:, slot][:, None] * (self.own.counts[:, :, slot] > 0)
+
+    def _after(self, unit: IntArray) -> IntArray:
+        """[plans, rows]: of what follows the last block, a second copy of the embedding included."""
+        at = self.own.table.at
+        return self._of(unit, at.final) + self._of(unit, at.copy)
+
+    def _ends(self, unit: IntArray) -> IntArray:
+        """[plans, rows]: of the embedding and what follows the last block."""
+        return self._of(unit, self.own.table.at.embedding) + self._after(unit)
+
+    @property
+    def together(self) -> bool:
+        """Whether those are one unit: by the release, or because they share a weight. [torchtitan-reshard]"""
+        setting = self.inventory.setting
+        return setting.profile.memory.ends_together or setting.model.tied
+
+    @cached_property
+    def _all(self) -> IntArray:
+        """[plans, rows]: weights of all units of a stage."""
+        return np.einsum("us,urs->ur", self.weights, self.own.counts)
+
+    def _stays(self) -> IntArray:
+        """[plans, rows]: what is gathered from its forward to its backward, at the turn between the two."""
+        kept = self._ends(self.weights) if self.together else self._after(self.weights)
+        if self.inventory.setting.profile.memory.last_block_kept:
+            kept = kept + self._of(self.weights, self.inventory.layers[-1][0])
+        return np.where(self._drops == 1, kept, self._all * self._alone)
+
+    def forward(self, slot: int) -> IntArray:
+        """While the last layer of a slot runs forward: its weights twice, and what stays gathered."""
+        if slot in (self.own.table.at.final, self.own.table.at.mtp):
+            return self._stays()
+        unit = self._of(self.weights, slot)
+        ends = self._ends(self.weights) if self.together else self.none
+        gathered = unit * (self._sent + self._drops)
+        return np.where(self._drops == 1, ends, self._all * self._alone) + gathered * self._alone
+
+    def backward(self, slot: int, *, first: bool) -> IntArray:
+        """While a layer runs backward: its weights, those of the next, and the reduction of the one before."""
+        at, unit = self.own.table.at, self._of(self.weights, slot)
+        if slot == at.final:
+            return self._stays()
+        ends = self._ends(self.weights) if self.together else self.none
+        if slot == at.embedding:
+            before = self._of(self.reduced, self.inventory.layers[0][0])
+            own = self.none if self.together else unit
+            return (ends + own + before) * self._alone - self._missing(slot, first=False)
+        dropped = self._drops == 1
+        standing = np.where(dropped, unit + ends, self._all if first else unit + self._ends(self.weights))
+        before = self._reduced_before(slot, first=first)
+        return (standing + self._next(slot, first=first) + before) * self._alone - self._missing(slot, first=first)
+
+    def handed(self, slot: int, *, first: bool) -> IntArray:
+        """As a unit is reduced: its gradients and the input of their reduction, beside the next unit's weights."""
+        at = self.own.table.at
+        # the shard is made when the gradients are gone: where few ranks share it, it is the larger of the two
+        both = (self.reduced + np.maximum(self.gradients, self.shards)) * self._alone
+        both = np.where(self._alone == 1, both, self.gradients)
+        missing = self._missing(slot, first=first)
+        if slot == at.embedding:
+            return (self._ends(both) if self.together else self._of(both, slot)) - missing
+        if slot == at.final:
+            return self._stays() if self.together else self._after_output(both)
+        ends = self._ends(self.weights) if self.together else self.none
+        standing = np.where(self._drops == 1, ends, self._all - self._of(self.weights, slot) if first else ends)
+        return self._of(both, slot) + (standing + self._next(slot, first=first)) * self._alone - missing
+
+    def _after_output(self, both: IntArray) -> IntArray:
+        """[plans, rows]: when the unit of the output layer is handed over, the last block being gathered."""
+        last = self._of(self.weights, self.inventory.layers[-1][0])
+        standing = np.where(self._drops == 1, last * self._sent, self._all - self._after(self.weights))
+        return self._after(both) + standing * self._alone
+
+    def _next(self, slot: int, *, first: bool) -> IntArray:
+        """[plans, rows]: the unit that is gathered while this one runs backward."""
+        at = self.own.table.at
+        coming = self.none if self.together else self._of(self.weights, at.embedding)
+        if first:
+            coming = np.where(self.own.counts[:, :, slot] > 1, self._of(self.weights, slot), coming)
+        return coming * self._drops * self._sent
+
+    def _reduced_before(self, slot: int, *, first: bool) -> IntArray:
+        """[plans, rows]: the input of the reduction before, which this unit's own lets go of."""
+        after = self.none if self.together else self._after(self.reduced)
+        layers = self.own.counts[:, :, slot]
+        return after if first else np.where(layers > 1, self._of(self.reduced, slot), after)
+
+    def _missing(self, slot: int, *, first: bool) -> IntArray:
+        """[plans, rows]: shards of gradients that the states count at the end of the backward and that are to come.
+
+        Where micro-batches add up they are all there; in a pipeline none is before the last of them has run.
+        """
+        if first:
+            return self.none
+        plans, own = self.own.plans, self.own
+        to_come = self._ends(self.shards) if self.together else self._of(self.shards, own.table.at.embedding)
+        if slot != own.table.at.embedding:
+            to_come = to_come + self._of(self.shards, slot)
+        all_of_them = np.einsum("us,urs->ur", self.shards, own.counts)
+        one = (plans.num_microbatches == 1)[:, None]
+        return np.where(plans.pp[:, None] > 1, all_of_them, to_come * one)
