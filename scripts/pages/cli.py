@@ -84,7 +84,7 @@ def _answers() -> str:
     """The keys of each JSON answer."""
     parts = ["## JSON\n\nA key may be added in a later version; none is renamed. Bytes are bytes, not GiB.\n"]
     for verb in VERBS:
-        for name in ("Response", "Explanation", "Sweep"):
+        for name in ("Response", "Explanation", "Sweep", "Fit"):
             kind = getattr(verb.service, name, None)
             if kind is not None:
                 parts.append(_answer(verb, name, kind))
@@ -92,9 +92,9 @@ def _answers() -> str:
 
 
 def _answer(verb: Verb, name: str, kind: type[msgspec.Struct]) -> str:
-    titles = {"Response": verb.name, "Explanation": f"{verb.name} --explain", "Sweep": f"{verb.name} --sweep"}
+    flags = {"Response": "", "Explanation": " --explain", "Sweep": " --sweep", "Fit": " --fit-params"}
     keys = ", ".join(f"`{key}`" for key in kind.__struct_encode_fields__)
-    return f"### `{titles[name]}`\n\n{_paragraphs(kind.__doc__ or '')}\n\nKeys: {keys}.\n"
+    return f"### `{verb.name}{flags[name]}`\n\n{_paragraphs(kind.__doc__ or '')}\n\nKeys: {keys}.\n"
 
 
 def _paragraphs(docstring: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainledger.report.bars import bars
 from trainledger.report.document import BLANK, Column, Document, Table, Text, left, table
 from trainledger.report.words import (
     Answer,
@@ -21,7 +22,7 @@ from trainledger.report.words import (
     whole,
     yes,
 )
-from trainledger.units import format_bytes, format_gb
+from trainledger.units import format_bytes, format_count, format_gb
 
 LARGEST = 6
 NAMED = 4
@@ -29,7 +30,9 @@ AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "dp_replicate", "mbs", "num_
 
 
 def document(answer: Answer) -> Document:
-    """Whichever of the three was asked for."""
+    """Whichever of the four was asked for."""
+    if "fit_params" in answer:
+        return _fit(answer)
     if "line" in answer:
         return _explanation(answer)
     return _sweep(answer) if "sweep" in answer else _ledger(answer)
@@ -49,6 +52,9 @@ def _ledger(answer: Answer) -> Document:
         BLANK,
         _memory(answer),
         Text(f"how sure: {sure}", "dim"),
+        *_limits(answer),
+        BLANK,
+        *bars(answer),
         BLANK,
         *_traffic(answer),
         Text(f"largest of {len(answer['lines'])} lines (--json has all, --explain LINE tells one)", "heading"),
@@ -98,6 +104,33 @@ def _memory(answer: Answer) -> Table:
     if memory["host_bytes"]:
         rows.append(["host memory, beside it", format_bytes(memory["host_bytes"]), ""])
     return table([left("held per GPU"), Column("at most"), Column("of peak")], rows)
+
+
+def _limits(answer: Answer) -> Document:
+    """How far the plan can be stretched on its card."""
+    mbs, seq = answer["memory"]["largest_mbs"], answer["memory"]["longest_seq"]
+    if mbs is None or seq is None:
+        return []
+    if not mbs and not seq:
+        return [Text("with all else as it is no micro-batch and no sequence fits")]
+    largest = f"a micro-batch of {mbs}" if mbs else "no micro-batch"
+    longest = f"sequences of {whole(seq)}" if seq else "no sequence"
+    return [Text(f"with all else as it is at most {largest} fits, or {longest}")]
+
+
+def _fit(answer: Answer) -> Document:
+    plan = answer["plan"]
+    found, at = answer["fit_params"], card(answer["accelerator"], answer["usable_bytes"])
+    params = f"{format_count(found)} parameters" if found else "not one parameter"
+    split = degrees(plan, AXES)
+    style = "good" if found else "bad"
+    return [
+        Text(f"{params} at most: their states fit {at}", style),
+        Text(f"on {gpus(plan['gpus'])}, {engine(answer['profile'])}", "answer"),
+        Text(f"plan: zero_stage {plan['zero_stage']}, {f'{split}, ' if split else ''}{plan['precision']}"),
+        *assumed(answer),
+        Text("activations come on top, and ranks that cut tensors are taken to hold equal parts", "dim"),
+    ]
 
 
 def _traffic(answer: Answer) -> Document:

@@ -9,18 +9,21 @@ import msgspec
 
 from trainledger.account.ledger import Entry, Moved, entry
 from trainledger.account.memory import Alive, Meter, memory_of
+from trainledger.account.memory.breakdown import StageParts, breakdown
+from trainledger.account.memory.limits import limits, most_params
 from trainledger.account.peak import by_basis
 from trainledger.errors import BadInput, UsageError
+from trainledger.facts.by_hand import model_from_count
 from trainledger.facts.cite import reference
 from trainledger.facts.model import Model
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import Basis, Line
-from trainledger.plans.plan import Plans
+from trainledger.plans.plan import Plans, data_parallel_degree, make_plans
 from trainledger.profiles.profile import Instant
 from trainledger.search.change import Change, smallest_change
 from trainledger.service.common import Degrees, Note, Run, host_notes, notes, prepared
 from trainledger.service.plan_file import overlay
-from trainledger.service.requests import ANSWER, PlanRequest, flag
+from trainledger.service.requests import ANSWER, ModelRequest, PlanRequest, flag
 from trainledger.service.sweep import Row, sweep_rows, sweep_values
 
 MOST_ALIVE = 12
@@ -36,6 +39,10 @@ class Request(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
     sweep: Annotated[
         str | None,
         flag("Vary one number: gpus=8..4096 doubles, mbs=1,2,4 takes each.", "FLAG=VALUES", group=ANSWER),
+    ] = None
+    fit_params: Annotated[
+        bool | None,
+        flag("Leave MODEL out, and be told the most parameters whose states fit the card.", group=ANSWER),
     ] = None
 
 
@@ -59,6 +66,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     by_basis         what makes up what is allocated, by how sure it is
     at_instants      all that is alive at each instant
     smallest_change  where the plan does not fit, the cheapest single change that makes it fit
+    stages           every distinct pipeline stage at its own highest place, in parts that sum to the device meter
+    largest_mbs      the largest micro-batch that fits the card, all else as it is; of those that divide --gbs
+    longest_seq      the longest sequence, a multiple of 256
     """
 
     meters: dict[str, Meter]
@@ -74,6 +84,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     at_instants: dict[Instant, int]
     host_bytes: int
     smallest_change: Change | None
+    stages: tuple[StageParts, ...]
+    largest_mbs: int | None
+    longest_seq: int | None
 
 
 class PlanDegrees(Degrees, frozen=True, kw_only=True):
@@ -148,9 +161,28 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         return 3 if self.usable_bytes is not None and not any(row.fits for row in self.rows) else 0
 
 
-def run(request: Request) -> Response | Explanation | Sweep:
-    """The account of the plan, one line of it, or its totals while a number varies."""
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """The most parameters whose states fit a card, tp x pp ranks holding equal parts of them."""
+
+    fit_params: int
+    accelerator: str | None
+    cluster: str | None
+    usable_bytes: int
+    profile: Engine
+    plan: PlanDegrees
+    assumed: dict[str, str | int]
+
+    @property
+    def exit_code(self) -> int:
+        """3 when not one parameter fits."""
+        return 0 if self.fit_params else 3
+
+
+def run(request: Request) -> Response | Explanation | Sweep | Fit:
+    """The account of the plan, one line of it, its totals while a number varies, or the most parameters that fit."""
     request = overlay(request)
+    if request.fit_params:
+        return _fit(request)
     if request.sweep is not None:
         if request.explain is not None:
             raise UsageError("--explain shows a line of one plan and --sweep makes many; leave one of them out")
@@ -195,6 +227,7 @@ def _memory(run: Run, plans: Plans, inventory: Inventory, found: Entry) -> Memor
     found_memory = memory_of(inventory, plans, found.stages)
     fits = run.fits(peak)
     gbs = run.setting.workload.gbs or int(plans.num_microbatches[0] * plans.mbs[0] * plans.dp[0])
+    most = limits(inventory, plans) if usable is not None else None
     return Memory(
         meters=found_memory.meters,
         usable_bytes=usable,
@@ -209,6 +242,37 @@ def _memory(run: Run, plans: Plans, inventory: Inventory, found: Entry) -> Memor
         by_basis=by_basis(inventory, plans, peak),
         at_instants=peak.at_instants,
         host_bytes=peak.host_bytes,
+        stages=breakdown(found.stages, usable),
+        largest_mbs=most.largest_mbs if most is not None else None,
+        longest_seq=most.longest_seq if most is not None else None,
+    )
+
+
+def _fit(request: Request) -> Fit:
+    """A single parameter stands for the model while the plan is read; ranks that cut a tensor have equal parts."""
+    for name in ("explain", "sweep", *ModelRequest.__struct_fields__):
+        if getattr(request, name) is not None:
+            flag_name = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
+            raise UsageError(f"--fit-params looks for the size of a model; leave {flag_name} out")
+    if request.gpu is None and request.cluster is None:
+        raise UsageError("--fit-params needs a card to fit; add --gpu, such as --gpu h100, or --cluster")
+    tp, pp = request.tp or 1, request.pp or 1
+    gpus = request.gpus
+    if gpus is not None:
+        gpus = data_parallel_degree(gpus, tp, pp, 1)
+    alone = msgspec.structs.replace(request, tp=None, pp=None, sp=None, gpus=gpus)
+    run, plans, _ = prepared(alone, model=model_from_count(1))
+    usable = run.usable_bytes
+    assert usable is not None
+    degrees = PlanDegrees(zero_stage=int(plans.zero_stage[0]), **msgspec.structs.asdict(run.degrees()))
+    return Fit(
+        fit_params=most_params(run.setting, make_plans({**plans.row(0), "tp": tp, "pp": pp})),
+        accelerator=run.accelerator,
+        cluster=run.cluster,
+        usable_bytes=usable,
+        profile=engine_of(run),
+        plan=msgspec.structs.replace(degrees, tp=tp, pp=pp, gpus=run.gpus * tp * pp),
+        assumed={name: value for name, value in run.assumed.items() if name not in ("seq", "mbs", "recompute", "gpus")},
     )
 
 

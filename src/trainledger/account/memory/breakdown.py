@@ -1,0 +1,62 @@
+"""What each pipeline stage holds where it holds most, in few parts that make up the whole: a bar each."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from trainledger.account.memory.stage import StageMemory
+
+
+class StageParts(msgspec.Struct, frozen=True, kw_only=True):
+    """One pipeline stage at its own highest place. Bytes; all but `free` sum to what the device meter shows.
+
+    saved      activations that wait for a backward
+    working    of the layer that runs: what it makes, and gradients on their way
+    passing    gathered weights and gradients that are handed over, and buffers of the engine
+    beside     workspaces, context and communicators
+    free       what the card has left, negative where it is too small; None without a card
+    """
+
+    pp_stage: int
+    place: str
+    weights: int
+    gradients: int
+    optimizer: int
+    saved: int
+    working: int
+    passing: int
+    beside: int
+    free: int | None
+
+    @property
+    def device(self) -> int:
+        """What the device meter shows."""
+        return self.weights + self.gradients + self.optimizer + self.saved + self.working + self.passing + self.beside
+
+
+def breakdown(stages: StageMemory, usable: int | None) -> tuple[StageParts, ...]:
+    """Every distinct stage of a single plan, in order."""
+    totals = np.stack([stages.total(index)[0] for index in range(len(stages.places))])
+    own, acting = int(stages.states.index[0]), int(stages.which[0])
+    found: list[StageParts] = []
+    for row in np.argsort(stages.pp_stage[0], kind="stable").tolist():
+        index = int(totals[:, row].argmax())
+        place, held = stages.places[index], stages.states.held
+        here = bool(place.here[acting, row])
+        parts = StageParts(
+            pp_stage=int(stages.pp_stage[0, row]),
+            place=place.label,
+            weights=int(held["weights", place.states][own, row]),
+            gradients=int(held["gradients", place.states][own, row]),
+            optimizer=int(held["optimizer", place.states][own, row]),
+            saved=int(place.kept[acting, row]) * here,
+            working=int(place.walked[acting, row]) * here,
+            passing=int(held["buffers", place.states][own, row] + stages.passing[index][own, row]),
+            beside=stages.workspace_bytes + int(stages.beside[0]),
+            free=None,
+        )
+        if usable is not None:
+            parts = msgspec.structs.replace(parts, free=usable - parts.device)
+        found.append(parts)
+    return tuple(found)
