@@ -43,7 +43,8 @@ def test_at_the_loss_the_output_layer_stays_and_before_july_2025_the_last_block_
 
 def test_backward_the_next_unit_is_gathered_and_the_reduction_before_holds_its_input() -> None:
     apart = passing("2025-08")
-    assert bytes_at(apart, "backward", BLOCK, first=True) == 2 * B + 2 * B + 4 * H
+    # the output layer's shard is there, which the states do not count at the loss
+    assert bytes_at(apart, "backward", BLOCK, first=True) == 2 * B + 2 * B + 4 * H + 4 * H // 8
     # at the last block the embedding is gathered; its own shard and the embedding's are not there yet
     assert bytes_at(apart, "backward", BLOCK) == 2 * B + 2 * E + 4 * B - 4 * (B + E) // 8
 
@@ -51,11 +52,14 @@ def test_backward_the_next_unit_is_gathered_and_the_reduction_before_holds_its_i
 def test_a_unit_is_reduced_from_an_input_in_fp32_beside_its_gradients() -> None:
     apart, together = passing("2025-08"), passing("2025-06")
     assert bytes_at(apart, "handed", FINAL, first=True) == (2 + 4) * H + 2 * B
-    assert bytes_at(apart, "handed", BLOCK, first=True) == (2 + 4) * B + 2 * B
+    assert bytes_at(apart, "handed", BLOCK, first=True) == (2 + 4) * B + 2 * B + 4 * H // 8
     assert bytes_at(apart, "handed", EMBEDDING) == (2 + 4) * E - 4 * E // 8
     # the root unit is reduced at the end of the backward, from both ends of the model
     assert bytes_at(together, "handed", FINAL, first=True) == 2 * (E + H) + 2 * B
     assert bytes_at(together, "handed", EMBEDDING) == (2 + 4) * (E + H) - 4 * (E + H) // 8
+    # until then the gradient of the output layer waits
+    assert bytes_at(together, "backward", BLOCK, first=True) == 2 * (E + H) + 2 * H + 2 * B + 2 * B
+    assert bytes_at(together, "handed", BLOCK, first=True) == 2 * (E + H) + 2 * H + (2 + 4) * B + 2 * B
 
 
 def test_with_more_micro_batches_every_shard_is_there() -> None:
@@ -67,8 +71,8 @@ def test_weights_that_are_never_dropped_are_all_there_until_their_backward() -> 
     never = passing("2025-08", zero_stage=2)
     everything = 2 * (E + H + MODEL.num_layers * B)
     assert bytes_at(never, "forward", FINAL) == everything
-    assert bytes_at(never, "backward", BLOCK, first=True) == everything + 4 * H
-    assert bytes_at(never, "handed", BLOCK, first=True) == everything - 2 * B + 6 * B
+    assert bytes_at(never, "backward", BLOCK, first=True) == everything + 4 * H + 4 * H // 8
+    assert bytes_at(never, "handed", BLOCK, first=True) == everything - 2 * B + 6 * B + 4 * H // 8
 
 
 def test_replicas_copy_a_unit_and_gather_nothing() -> None:

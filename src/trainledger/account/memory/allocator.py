@@ -251,11 +251,15 @@ class _Expandable(_Pool):
 
     def best(self, size: int) -> int:
         """As of any pool, but a block counts as large as it could grow: the one at the end is taken last."""
-        where = super().best(size)
-        if where < 0:
-            return -1
         free = self.free
-        while where + 1 < len(free) and self._could_be(free[where + 1]) < self._could_be(free[where]):
+        where, last = bisect_left(free, size << ADDRESS_BITS), len(free) - 1
+        if where > last:
+            return -1
+        if len(self.unmapped) == 1:
+            key = free[where]
+            at_end = (key & ADDRESS) + (key >> ADDRESS_BITS) in self.unmapped
+            return where + 1 if at_end and where < last else where
+        while where < last and self._could_be(free[where + 1]) < self._could_be(free[where]):
             where += 1
         return where
 

@@ -132,11 +132,11 @@ class Fsdp2(Passing):
         if slot == at.embedding:
             before = self._of(self.reduced, self.inventory.layers[0][0])
             own = self.none if self.together else unit
-            return (ends + own + before) * self._alone - self._missing(slot, first=False)
+            return (ends + own + before + self._waiting) * self._alone - self._missing(slot, first=False)
         dropped = self._drops == 1
         standing = np.where(dropped, unit + ends, self._all if first else unit + self._ends(self.weights))
-        before = self._reduced_before(slot, first=first)
-        return (standing + self._next(slot, first=first) + before) * self._alone - self._missing(slot, first=first)
+        beside = self._next(slot, first=first) + self._reduced_before(slot, first=first) + self._waiting
+        return (standing + beside) * self._alone - self._missing(slot, first=first)
 
     def handed(self, slot: int, *, first: bool) -> IntArray:
         """As a unit is reduced: its gradients and the input of their reduction, beside the next unit's weights."""
@@ -151,7 +151,8 @@ class Fsdp2(Passing):
             return self._stays() if self.together else self._after_output(both)
         ends = self._ends(self.weights) if self.together else self.none
         standing = np.where(self._drops == 1, ends, self._all - self._of(self.weights, slot) if first else ends)
-        return self._of(both, slot) + (standing + self._next(slot, first=first)) * self._alone - missing
+        beside = self._next(slot, first=first) + self._waiting
+        return self._of(both, slot) + (standing + beside) * self._alone - missing
 
     def _after_output(self, both: IntArray) -> IntArray:
         """[plans, rows]: when the unit of the output layer is handed over, the last block being gathered."""
@@ -173,14 +174,23 @@ class Fsdp2(Passing):
         layers = self.own.counts[:, :, slot]
         return after if first else np.where(layers > 1, self._of(self.reduced, slot), after)
 
+    @cached_property
+    def _waiting(self) -> IntArray:
+        """[plans, rows]: gradients of the output layer that wait for the embedding's, with which they are reduced."""
+        if not self.together:
+            return self.none
+        return self._ends(self.gradients) if self.inventory.setting.model.tied else self._after(self.gradients)
+
     def _missing(self, slot: int, *, first: bool) -> IntArray:
         """[plans, rows]: shards of gradients that the states count at the end of the backward and that are to come.
 
+        Less those that are there although the states count none at the loss: the output layer's, once it is reduced.
         Where micro-batches add up they are all there; in a pipeline none is before the last of them has run.
         """
-        if first:
-            return self.none
         plans, own = self.own.plans, self.own
+        if first:
+            there = self.none if self.together or slot == own.table.at.final else self._after(self.shards)
+            return -there * ((plans.num_microbatches == 1) & (plans.pp == 1))[:, None]
         to_come = self._ends(self.shards) if self.together else self._of(self.shards, own.table.at.embedding)
         if slot != own.table.at.embedding:
             to_come = to_come + self._of(self.shards, slot)

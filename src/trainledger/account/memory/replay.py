@@ -6,14 +6,21 @@ all of them, beside blocks that the first one left free.
 
 from __future__ import annotations
 
+import numpy as np
+
 from trainledger.account.memory.active import received_bytes
 from trainledger.account.memory.allocator import Event, Reserved, replay
+from trainledger.account.memory.engines import passing_of
+from trainledger.account.memory.fsdp2 import Fsdp2
+from trainledger.account.memory.fsdp2_run import Fsdp2Run
+from trainledger.account.memory.fsdp2_units import asked_for, units_of
+from trainledger.account.memory.placed import Placed
 from trainledger.account.memory.run import Engine, Layer, Requests, Run, Stage, States
 from trainledger.account.memory.script import Script, script_of
 from trainledger.account.memory.stage import stage_memory
 from trainledger.account.memory.standing import standings
 from trainledger.account.shares import Shares, shares
-from trainledger.arrays import ceil_div
+from trainledger.arrays import IntArray, ceil_div
 from trainledger.inventory.blocks import parts_of
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans
@@ -31,57 +38,75 @@ def reserved_of(inventory: Inventory, plans: Plans, *, expandable: bool, limit_b
 
 def events_of(inventory: Inventory, plans: Plans, row: int, *, steps: int = STEPS) -> list[Event]:
     """The requests of some steps of one stage of a single plan: a row of its distinct stages."""
-    own = shares(inventory, plans)
-    requests = Requests()
+    if len(plans) != 1:
+        raise AssertionError("a run has one plan")
+    own, requests = shares(inventory, plans), Requests()
     stage = _stage(inventory, plans, own, row)
-    states = States(requests, standings(inventory, own, row), stage.layers)
-    run = Run(requests, stage, states, Engine(requests))
-    run.start(inventory.setting.profile.memory.workspace_bytes)
+    passing = passing_of(inventory, own)
+    if isinstance(passing, Fsdp2):
+        units = units_of(passing, row, stage.layers)
+        engine: Engine = Fsdp2Run(requests, units, accumulate=int(plans.pp[0]) > 1)
+        held = standings(inventory, own, row, asked_for)
+    else:
+        engine = Placed(requests, passing, row, stage.layers)
+        held = standings(inventory, own, row)
+    run = Run(requests, stage, States(requests, held, stage.layers), engine)
+    run.start()
     for _ in range(steps):
         run.step()
     return requests.events
 
 
 def _stage(inventory: Inventory, plans: Plans, own: Shares, row: int) -> Stage:
-    ops = _ops(inventory, plans, own, row)
+    pp, vpp, pp_stage = int(plans.pp[0]), int(plans.vpp[0]), int(own.pp_stage[0, row])
+    parts = _Parts(inventory, plans)
     chunks: dict[int, list[Layer]] = {}
     key = 0
-    for chunk, parts in _parts(inventory, plans, own, row).items():
-        chunks[chunk] = [Layer(key=key + i, slots=slots, script=script) for i, (slots, script) in enumerate(parts)]
-        key += len(parts)
+    for chunk in chunks_of(pp_stage, pp, vpp):
+        there = parts.of(chunk, pp * vpp, own.counts[0, row])
+        chunks[chunk] = [Layer(key=key + i, slots=slots, script=script) for i, (slots, script) in enumerate(there)]
+        key += len(there)
+    ops = _ops(inventory, plans, own, row)
     return Stage(
         chunks=chunks,
         ops=ops,
         releases="weight" if any(op.kind == "weight" for op in ops) else "backward",
         received=int(received_bytes(inventory, plans, own.counts)[0, row]),
+        beside=(inventory.setting.profile.memory.workspace_bytes, parts.beside * (pp_stage == pp - 1)),
     )
 
 
-def _parts(
-    inventory: Inventory, plans: Plans, own: Shares, row: int
-) -> dict[int, list[tuple[tuple[int, ...], Script]]]:
-    """(slots, script) of every part of each chunk, in the order of the model; a depth more is a block and a loss."""
-    setting, at = inventory.setting, inventory.table.at
-    model, gradients = setting.model, setting.profile.memory.unit_gradients
-    tapes = parts_of(inventory, plans)
-    blocks = [script_of(tape, 0, gradients=gradients) for tape in tapes.blocks]
-    first, final = (script_of(tape, 0, gradients=gradients) for tape in (tapes.embedding, tapes.final))
-    kinds = {layer: i for i, block in enumerate(model.blocks) for layer in block.layers}
-    pp, vpp = int(plans.pp[0]), int(plans.vpp[0])
-    layout = setting.scenario.pp_layout
-    per_chunk = layers_per_chunk(model.num_layers, pp * vpp, setting.profile.split, layout, compute_costs(model))
-    parts: dict[int, list[tuple[tuple[int, ...], Script]]] = {}
-    for chunk in chunks_of(int(own.pp_stage[0, row]), pp, vpp):
-        there: list[tuple[tuple[int, ...], Script]] = []
-        there += [((kinds[i] + 1,), blocks[kinds[i]]) for i in layers_of(chunk, per_chunk)]
-        if chunk == 0:
-            there.insert(0, ((at.embedding,), first))
-        if chunk == pp * vpp - 1:
-            there.append(((at.final, at.copy), final))
-            depths = int(own.counts[0, row, at.mtp])
-            there += [((at.mtp,), blocks[-1]), ((), final)] * depths
-        parts[chunk] = there
-    return parts
+class _Parts:
+    """The parts of a model as scripts, each made once."""
+
+    def __init__(self, inventory: Inventory, plans: Plans) -> None:
+        self.setting, self.at = inventory.setting, inventory.table.at
+        tapes = parts_of(inventory, plans)
+        self.every = tapes.every
+        self.beside = int(np.max(tapes.beside))
+        gradients = self.setting.profile.memory.unit_gradients
+        self.blocks, self.between = (
+            [script_of(tape, 0, gradients=gradients) for tape in kinds] for kinds in (tapes.blocks, tapes.between)
+        )
+        self.embedding = script_of(tapes.embedding, 0, gradients=gradients)
+        self.final = script_of(tapes.final, 0, gradients=gradients)
+
+    def of(self, chunk: int, chunks: int, counts: IntArray) -> list[tuple[tuple[int, ...], Script]]:
+        """(slots, script) of every part of a chunk in the order of the model; a depth more is a block and a loss."""
+        setting, at, model = self.setting, self.at, self.setting.model
+        kinds = {layer: i for i, block in enumerate(model.blocks) for layer in block.layers}
+        layout, split = setting.scenario.pp_layout, setting.profile.split
+        per_chunk = layers_per_chunk(model.num_layers, chunks, split, layout, compute_costs(model))
+        seen = [0] * len(self.blocks)
+        there: list[tuple[tuple[int, ...], Script]] = [((at.embedding,), self.embedding)] if chunk == 0 else []
+        for kind in (kinds[layer] for layer in layers_of(chunk, per_chunk)):
+            seen[kind] += 1
+            script = self.between[kind] if seen[kind] % self.every else self.blocks[kind]
+            there.append(((kind + 1,), script))
+        if chunk == chunks - 1:
+            there.append((tuple(slot for slot in (at.final, at.copy) if counts[slot]), self.final))
+            there += [((at.mtp,), self.blocks[-1]), ((), self.final)] * int(counts[at.mtp])
+        return there
 
 
 def _ops(inventory: Inventory, plans: Plans, own: Shares, row: int) -> tuple[Op, ...]:

@@ -32,12 +32,14 @@ class Stage:
     releases  which kind of work lets go of what a micro-batch keeps; what waits for the gradients of its weights is
               taken to keep all
     received  bytes of the buffers that the whole run receives into; 0: boundary tensors come and go
+    beside    bytes of what else is made once and stays: scratch memory of libraries, tables of a part
     """
 
     chunks: dict[int, list[Layer]]
     ops: tuple[Op, ...]
     releases: str
     received: int
+    beside: tuple[int, ...] = ()
 
     @property
     def layers(self) -> list[Layer]:
@@ -131,6 +133,9 @@ class Engine:
     def __init__(self, requests: Requests) -> None:
         self.requests = requests
 
+    def start(self) -> None:
+        """Weights are there, and no step has begun."""
+
     def before_forward(self, layer: Layer) -> None:
         """A part is about to run forward."""
 
@@ -141,15 +146,18 @@ class Engine:
         """A part is about to run backward."""
 
     def after_backward(self, layer: Layer, gradients: list[int], *, last: bool) -> None:
-        """It has run, and these are the gradients of its weights; `last`: of this step's micro-batches."""
+        """It has run, and these are the gradients of its weights; `last`: in this step for the last time."""
         del layer, last
         self.requests.free(gradients)
 
     def end_of_forward(self) -> None:
         """A micro-batch has run forward on this stage."""
 
-    def end_of_backward(self) -> None:
-        """A micro-batch has run backward on this stage."""
+    def end_of_backward(self, layers: Sequence[Layer], *, last: bool) -> None:
+        """A micro-batch has run backward through the layers of a chunk."""
+
+    def end_of_step(self) -> None:
+        """The optimizer has stepped."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -179,10 +187,11 @@ class Run:
         self.requests, self.stage, self.states, self.engine = requests, stage, states, engine
         self.going: dict[tuple[int, int], tuple[list[_Ran], int]] = {}
 
-    def start(self, workspace_bytes: int) -> None:
-        """What is made before the first step, and stays."""
-        self.requests.alloc([workspace_bytes])
+    def start(self) -> None:
+        """What is made before the first step and stays."""
         self.states.make_all("start")
+        self.requests.alloc(self.stage.beside)
+        self.engine.start()
         if self.stage.received:
             each = max(max(layer.script.input_bytes, layer.script.output_bytes) for layer in self.stage.layers)
             self.requests.alloc([each] * (self.stage.received // each))
@@ -191,18 +200,18 @@ class Run:
         """One optimizer step."""
         self.states.next_step()
         self.states.make("forward")
-        left = sum(op.kind == self.stage.releases for op in self.stage.ops)
+        last = {op.chunk: op.microbatch for op in self.stage.ops if op.kind == self.stage.releases}
         for op in self.stage.ops:
             if op.kind == "forward":
                 self._forward(op.chunk, op.microbatch)
             elif op.kind == self.stage.releases:
-                left -= 1
-                self._backward(op.chunk, op.microbatch, last=left < len(self.stage.chunks))
+                self._backward(op.chunk, op.microbatch, last=op.microbatch == last[op.chunk])
         self.states.end("last backward of the layer")
         self.states.end("backward")
         self.states.make_all("first step")
         self.states.make_all("step")
         self.states.end("step")
+        self.engine.end_of_step()
 
     def _forward(self, chunk: int, microbatch: int) -> None:
         ran: list[_Ran] = []
@@ -251,4 +260,4 @@ class Run:
                 self.requests.free([gradient])
                 gradient = -1
         self.requests.free([handed] if handed >= 0 else [])
-        self.engine.end_of_backward()
+        self.engine.end_of_backward(self.stage.chunks[chunk], last=last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 from trainledger.account.shares import Shares
@@ -32,12 +33,14 @@ class Standing:
     ends: Ends
 
 
-def standings(inventory: Inventory, own: Shares, row: int) -> tuple[Standing, ...]:
-    """The buffers that are on the device for one stage of a single plan, those that only pass left out."""
+def standings(
+    inventory: Inventory, own: Shares, row: int, left_out: Callable[[Buffer], bool] = lambda buffer: buffer.row.passing
+) -> tuple[Standing, ...]:
+    """The buffers on the device for one stage of a single plan; what something else asks for is left out."""
     found: list[Standing] = []
     for buffer in inventory.buffers:
         _, anywhere = standing(own, buffer)
-        if not anywhere or buffer.row.passing or on_host(buffer, inventory.setting.offload_moves):
+        if not anywhere or left_out(buffer) or on_host(buffer, inventory.setting.offload_moves):
             continue
         whole = int(buffer_bytes(own, buffer)[0, row])
         if not whole:
