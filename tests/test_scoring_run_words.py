@@ -186,7 +186,7 @@ def test_dates_choose_between_releases() -> None:
     assert (early.gradients, early.layout) == ("16-bit", "")
     assert (late.gradients, late.layout) == ("fp32", "ends")
     assert undated == late
-    assert (date_of("2025"), date_of("about 2024-07, or later"), date_of("v2.5")) == ("2025-01-01", "2024-07-01", "")
+    assert (date_of("2025"), date_of("about 2024-07, or later"), date_of("v2.5")) == ("2025-12-31", "2024-07-31", "")
     assert all(reading.reason and reading.cite for reading in engine_readings().engine if reading.engine)
 
 

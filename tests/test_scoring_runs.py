@@ -25,20 +25,22 @@ GIB = 1 << 30
 OUTCOMES = table_kinds()["runs"].outcomes
 
 # What the accounts answer of the runs that come with the package, by source: a row that is lost shows here.
-PREDICTED = {"DSG": 5, "DSP": 2, "FP8LM": 4, "GFT": 3, "SMX": 21, "TAO2": 4, "TT16": 5, "TTU": 4, "ZBP": 12}
-INCOMPLETE = {"MMZ": 2, "MPF": 1, "PRM": 8}
-UNSUPPORTED = {
-    "BLM": 52,
-    "CAI": 2,
-    "FP8LM": 2,
-    "NTB": 14,
+PREDICTED = {
+    "DSG": 5,
+    "DSP": 2,
+    "FP8LM": 4,
+    "GFT": 3,
+    "SMX": 21,
     "TAO": 6,
     "TAO2": 4,
     "TPR": 1,
-    "TTN": 10,
-    "TTN2": 3,
+    "TT16": 5,
+    "TTN": 8,
+    "TTU": 2,
     "ZBP": 12,
 }
+INCOMPLETE = {"MMZ": 2, "MPF": 1, "PRM": 8}
+UNSUPPORTED = {"BLM": 52, "CAI": 2, "FP8LM": 2, "NTB": 14, "TAO2": 4, "TTN": 2, "TTN2": 3, "TTU": 2, "ZBP": 12}
 
 LLAMA: dict[str, str] = {
     "id": "AB-1",
@@ -63,6 +65,12 @@ LLAMA: dict[str, str] = {
     "mem_unit_bytes": "2^30",
     "oom": "",
 }
+
+
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, Any]:
+    """What is predicted of the table that comes with the package."""
+    return predict_csv(SHIPPED)
 
 
 def shipped_rows() -> list[dict[str, str]]:
@@ -90,9 +98,9 @@ def predicted_bytes(row: dict[str, str], meter: str = "allocated") -> int:
     return said.memory.meters[meter].estimate
 
 
-def test_every_shipped_row_is_predicted_or_says_why_not() -> None:
+def test_every_shipped_row_is_predicted_or_says_why_not(shipped: dict[str, Any]) -> None:
     counts: dict[str, Counter[str]] = {}
-    for row in predict_csv(SHIPPED)["rows"]:
+    for row in shipped["rows"]:
         counts.setdefault(row["status"], Counter())[row["id"].partition("-")[0]] += 1
         assert row["reason"]
         assert (row["status"] == "predicted") == ("memory_bytes" in row)
@@ -112,9 +120,12 @@ def test_a_prediction_has_its_meters_and_says_what_it_took_for_granted(tmp_path:
     assert [text.partition(":")[0] for text in said["assumed"]] == ["gbs is blank", "sequence_parallel is blank"]
 
 
-@pytest.mark.parametrize("how", ["blank", "shuffle", "garbage", "drop"])
-def test_the_predictor_cannot_see_an_outcome(tmp_path: Path, how: str) -> None:
-    before = json.dumps(predict_csv(SHIPPED))
+@pytest.mark.parametrize(
+    ("how", "every"),
+    [("blank", 1), ("shuffle", 1), ("garbage", 7), ("drop", 7)],
+    ids=["blank", "shuffle", "garbage", "drop"],
+)
+def test_the_predictor_cannot_see_an_outcome(tmp_path: Path, shipped: dict[str, Any], how: str, every: int) -> None:
     rows = shipped_rows()
     outcomes = [column for column in OUTCOMES if column in rows[0]]
     assert {"peak_mem_gib", "oom", "notes", "mem_kind", "inputs_from"} <= set(outcomes)
@@ -126,14 +137,15 @@ def test_the_predictor_cannot_see_an_outcome(tmp_path: Path, how: str) -> None:
                 del row[column]
             else:
                 row[column] = {"blank": "", "shuffle": value, "garbage": '7", \n'}[how]
-    assert json.dumps(predict_csv(write(tmp_path / "changed.csv", rows))) == before
+    changed = predict_csv(write(tmp_path / "changed.csv", rows[::every]))
+    assert json.dumps(changed) == json.dumps({**shipped, "rows": shipped["rows"][::every]})
 
 
-def test_an_id_and_a_source_decide_nothing(tmp_path: Path) -> None:
-    rows = shipped_rows()
+def test_an_id_and_a_source_decide_nothing(tmp_path: Path, shipped: dict[str, Any]) -> None:
+    rows = shipped_rows()[::5]
     renamed = [{**row, "id": f"X-{n}", "source": "", "source_url": "", "tier": ""} for n, row in enumerate(rows)]
-    before, after = predict_csv(SHIPPED)["rows"], predict_csv(write(tmp_path / "t.csv", renamed))["rows"]
-    assert [{**row, "id": ""} for row in after] == [{**row, "id": ""} for row in before]
+    after = predict_csv(write(tmp_path / "t.csv", renamed))["rows"]
+    assert [{**row, "id": ""} for row in after] == [{**row, "id": ""} for row in shipped["rows"][::5]]
 
 
 def test_what_stands_in_notes_alone_has_a_column_and_its_quotation() -> None:
@@ -141,11 +153,11 @@ def test_what_stands_in_notes_alone_has_a_column_and_its_quotation() -> None:
     assert all(row["source_license"] and row["source_url"] for row in rows.values())
     assert all(row["peak_mem_gib"] or row["oom"] for row in rows.values())
     moved = [row for row in rows.values() if row["cp_comm"] or row["pp_microbatches"] or row["power"]]
-    assert len(moved) == 11
+    assert len(moved) == 9
     for row in moved:
         assert row["inputs_from"]
     quoted = [row for row in rows.values() if '"' in row["inputs_from"]]
-    assert len(quoted) == 27
+    assert len(quoted) == 25
     for row in quoted:
         words = row["inputs_from"].split('"')[1::2]
         assert words, row["id"]

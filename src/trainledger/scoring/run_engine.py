@@ -28,6 +28,7 @@ class EngineReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     before: str = ""
     engine: str = ""
     framework_version: str = ""
+    by_date: bool = False
     unsupported: str = ""
     reason: str = ""
     cite: str = ""
@@ -85,17 +86,19 @@ def engine_of(cells: Cells) -> EngineReading:
     found = next((reading for reading in named if reading.holds_at(date)), named[-1])
     if found.unsupported:
         raise Unsupported(f"system {cells.text('system')!r}: {found.unsupported}")
-    return found
+    return msgspec.structs.replace(found, framework_version=date) if found.by_date and date else found
 
 
 def date_of(text: str) -> str:
-    """The first date that a cell states, to the day; of a year or a month its first day, of no date "".
+    """The first date that a cell states, to the day; of a year or a month its end, of no date "".
+
+    What is published in a month was run by the end of it at the latest, so by the newest code of it.
 
     >>> date_of("2024-12"), date_of("2024-2026"), date_of("last week")
-    ('2024-12-01', '2024-01-01', '')
+    ('2024-12-31', '2024-12-31', '')
     """
     match = _DATE.search(text)
-    return f"{match[1]}-{match[2] or '01'}-{match[3] or '01'}" if match else ""
+    return f"{match[1]}-{match[2] or '12'}-{match[3] or '31'}" if match else ""
 
 
 def _holds(system: str, phrases: tuple[str, ...]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from trainledger.facts.model import Model
 from trainledger.plans.plan import Scenario
+from trainledger.plans.setting import EVERY
 from trainledger.plans.split import layers_per_chunk
 from trainledger.profiles import load_profile
 from trainledger.profiles.profile import Precision, Profile
@@ -25,13 +26,19 @@ def scenario_of(told: Told, reading: EngineReading, layout: RunLayout, model: Mo
     profile = load_profile(reading.engine, reading.framework_version)
     precision = _precision(told, profile)
     _refuse_unaccounted(told)
+    recompute, parts, blocks = _recompute(told.recompute, reading)
     return Scenario(
         engine=reading.engine,
         framework_version=reading.framework_version,
         precision=precision,
         grad_dtype=_gradients(told, profile.precision[precision]),
         optimizer=told.optimizer,
-        recompute=_recompute(told.recompute),
+        recompute=recompute,
+        recompute_parts=parts,
+        recompute_layers=blocks,
+        loss="chunked" if told.loss_chunks else told.loss,
+        loss_chunks=told.loss_chunks,
+        compile=_compile(told, profile),
         schedule=_schedule(told, layout),
         attention=told.attention,
         cp_comm=told.cp_comm,
@@ -62,12 +69,19 @@ def _gradients(told: Told, recipe: Precision) -> str:
     return "" if said == recipe.grad else said
 
 
-def _recompute(recompute: Recompute) -> str:
-    if recompute.every or recompute.blocks:
-        raise Unsupported("recompute_detail: recomputing some of the blocks is not accounted for")
-    if recompute.how == "selective":
-        raise Unsupported(f"recompute_detail: recomputing {' and '.join(recompute.parts)} alone is not accounted for")
-    return recompute.how
+def _recompute(recompute: Recompute, reading: EngineReading) -> tuple[str, tuple[str, ...], int]:
+    """(--recompute, --recompute-parts, --recompute-layers); parts that the engine takes unasked are not named."""
+    if recompute.every:
+        return f"{EVERY}{recompute.every}", (), 0
+    parts = () if recompute.parts == reading.selective else recompute.parts
+    return recompute.how, parts, recompute.blocks
+
+
+def _compile(told: Told, profile: Profile) -> str:
+    """--compile, where the engine has it: what another one compiles for itself is no choice of the run."""
+    if told.compiled is None or not profile.memory.compile:
+        return ""
+    return "on" if told.compiled else "off"
 
 
 def _schedule(told: Told, layout: RunLayout) -> str:
