@@ -2,12 +2,13 @@
 
 Saved per token and block, in widths of an activation: h (norm input), h (input of the projections), q, k, v, the
 attention's output and its log-sum-exp, h, h (input of the network), its inner tensors. With GPT's shapes and eager
-attention that is s b (34 h + 5 a s). [korthikanti: table 2]
+attention that is s b (34 h + 5 a s), and without what a recomputed attention keeps 34 s b h. [korthikanti: table 2]
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -107,9 +108,10 @@ def _attention(program: Program, attention: Attention, sizes: Sizes, x: Value) -
         made = {name: bytes_of(scores, dtype) for name, dtype in EAGER_SCORES.items()}
     else:
         made = {"log-sum-exp": bytes_of(sizes.tokens * sizes.heads(attention), "fp32")}
-    out = program.op(
-        "attention", mixed, sizes.cut(heads * attention.v_head_dim, tp), keeps=(mixed,), keeps_output=True, made=made
-    )
+    again = "core_attn" in sizes.setting.recomputed_parts
+    with program.recomputed(early_stop=False) if again else nullcontext():
+        width = sizes.cut(heads * attention.v_head_dim, tp)
+        out = program.op("attention", mixed, width, keeps=(mixed,), keeps_output=True, made=made)
     return program.op("output projection", out, sizes.residual, keeps=(out,))
 
 
