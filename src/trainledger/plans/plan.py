@@ -36,6 +36,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     attention                   flash | eager: whether the attention scores are ever materialised
     cp_comm                     ring | all_to_all | all_gather; "" is the engine's default
     loss_chunks                 parts of a chunked loss; 0 is the engine's default
+    allocator                   default | expandable: how PyTorch's allocator grows; "" is as the launcher sets it
     compile                     on | off: torch.compile of blocks, and of the loss where the release has it; "" is the
                                 engine's default
     frozen_dtype                dtype of weights that do not train; "" is the engine's own
@@ -57,6 +58,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = "flash"
     cp_comm: str = ""
     loss_chunks: int = 0
+    allocator: str = ""
     compile: str = ""
     frozen_dtype: str = ""
     reduce_bucket: int = 0

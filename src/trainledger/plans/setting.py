@@ -83,6 +83,18 @@ class Setting:
                 return ()
 
     @property
+    def allocator(self) -> str:
+        """How PyTorch's allocator grows: as the scenario says, or as the engine's launcher sets it where a card can."""
+        if self.scenario.allocator or not self.maps_memory:
+            return self.scenario.allocator or "default"
+        return self.profile.memory.allocator
+
+    @property
+    def maps_memory(self) -> bool:
+        """Whether segments can grow: ROCm's caching allocator had no expandable ones. [rocm-expandable]"""
+        return self.accelerator is None or self.accelerator.vendor != "amd"
+
+    @property
     def loss(self) -> str:
         """How the loss is computed: as the scenario says, or the engine's default."""
         return self.scenario.loss or self.profile.memory.loss

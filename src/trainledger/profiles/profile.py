@@ -150,7 +150,7 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     norm_all_reduces         all-reduces of one fp32 over the whole job by which gradients are clipped
     """
 
-    style: Literal["paper", "ddp_fsdp2", "deepspeed", "megatron"]
+    style: Literal["paper", "ddp_fsdp2", "deepspeed", "megatron", "nanotron"]
     tp_style: Literal["megatron", "dtensor"] = "megatron"
     cp_comm: Literal["ring", "all_to_all", "all_gather"] = "ring"
     cp_choices: tuple[str, ...] = ("ring", "all_to_all", "all_gather")
@@ -181,6 +181,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     passing          which class of account/memory/engines.py says what passes
     unit_gradients   gradients of weights lie beside activations until their layer has run backward; else they are
                      written into buffers that the states count
+    regathers        a matrix keeps this rank's part of its input's tokens and gathers the others again (nanotron)
     compile          on | off: torch.compile of blocks unless --compile says; "" where the engine has none
     compiled_loss    the loss by default with compiled blocks; "": it stays as it is
     cut_loss         the same over a vocabulary that tensor parallelism cuts; "": it stays as it is
@@ -197,6 +198,8 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     recomputes       parts of a block that --recompute-parts may name
     selective        those that --recompute selective stands for by itself
     recompute_layers  full recomputation may be of the first layers of each virtual stage alone
+    recompute_every  it may be of every N-th layer alone
+    allocator        how its launcher has PyTorch's allocator grow
     device           it runs on cards, so that context and communicators are beside what is allocated; else it is an
                      accounting on paper, which "fits" by what is allocated
     """
@@ -204,6 +207,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     blocks: str = "plain"
     passing: str = "none"
     unit_gradients: bool = False
+    regathers: bool = False
     compile: Literal["", "on", "off"] = ""
     compiled_loss: str = ""
     cut_loss: str = ""
@@ -220,7 +224,9 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     recomputes: tuple[str, ...] = ()
     selective: tuple[str, ...] = ()
     recompute_layers: bool = False
+    recompute_every: bool = False
     device: bool = True
+    allocator: Literal["default", "expandable"] = "default"
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -253,6 +259,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     offload             what may live in host memory, and from which zero_stage
     persistent_elements  ZeRO-3 keeps parameters of up to this size gathered
     lora                adapters are accounted for
+    lacks               parts of a block that the engine has no code for: experts, latent attention, state-space mixers
     shards_quantised    4-bit frozen weights are divided like others
     optimizer_alias     the entry of optimizers.toml that a name stands for in this engine
     optimizer_master    dtype of the master copy under optimizers that keep it in fewer bits
@@ -287,6 +294,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     offload: dict[str, Offload] = {}
     persistent_elements: int = 0
     lora: bool = True
+    lacks: tuple[Literal["experts", "latent attention", "state-space mixers"], ...] = ()
     shards_quantised: bool = True
     optimizer_master: dict[str, str] = {}
     optimizer_alias: dict[str, str] = {}

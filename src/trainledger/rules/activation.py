@@ -1,11 +1,32 @@
-"""Rules about how a loss is computed and what is recomputed: what the engine has words for."""
+"""Rules about how blocks run, how a loss is computed and what is recomputed: what the engine has words for."""
 
 from __future__ import annotations
 
 from trainledger.plans.plan import Plans
-from trainledger.plans.setting import Setting
+from trainledger.plans.setting import EVERY, Setting
 from trainledger.profiles import engine_names, load_profile
 from trainledger.rules.rule import Rule
+
+WORDS = ("none", "full", "selective")
+"""What --recompute may say of any engine; some recompute every N-th layer alone."""
+
+
+def _lacking(setting: Setting) -> list[str]:
+    """What some block of the model has and the engine lacks."""
+    blocks = setting.model.blocks
+    has = {
+        "experts": any(block.moe is not None for block in blocks),
+        "latent attention": any(block.attention is not None and block.attention.kind == "mla" for block in blocks),
+        "state-space mixers": any(block.ssm is not None for block in blocks),
+    }
+    return [part for part in setting.profile.lacks if has[part]]
+
+
+def _model_sentence(setting: Setting, row: dict[str, int]) -> str:
+    return (
+        f"{setting.model.name} has {' and '.join(_lacking(setting))}, which {setting.profile.framework} has no code "
+        "for at this release; choose another model, or another --engine"
+    )
 
 
 def _loss(setting: Setting, plans: Plans) -> bool:
@@ -18,6 +39,46 @@ def _loss_sentence(setting: Setting, row: dict[str, int]) -> str:
     have = ", ".join(word for word in (memory.loss, *memory.losses) if word)
     hint = f"use one of {have}, or leave it out" if have else "leave it out"
     return f"--loss {setting.scenario.loss} is not how {setting.profile.framework} computes a loss; {hint}"
+
+
+def _chunks(setting: Setting, plans: Plans) -> bool:
+    scenario = setting.scenario
+    return scenario.loss_chunks < 0 or (scenario.loss_chunks > 0 and scenario.loss != "chunked")
+
+
+def _chunks_sentence(setting: Setting, row: dict[str, int]) -> str:
+    chunks = setting.scenario.loss_chunks
+    if chunks < 0:
+        return f"--loss-chunks is {chunks}: a loss has at least 1 chunk; write a larger number, or leave it out"
+    return f"--loss-chunks {chunks} says how a chunked loss is cut; add --loss chunked, or leave it out"
+
+
+def _compile(setting: Setting, plans: Plans) -> bool:
+    return bool(setting.scenario.compile) and not setting.profile.memory.compile
+
+
+def _compile_sentence(setting: Setting, row: dict[str, int]) -> str:
+    have = ", ".join(name for name in engine_names() if load_profile(name).memory.compile)
+    return (
+        f"--compile {setting.scenario.compile}: {setting.profile.name} is accounted for in one way of running its "
+        f"blocks; leave it out, or use --engine with one of {have}"
+    )
+
+
+def _recompute(setting: Setting, plans: Plans) -> bool:
+    word = setting.scenario.recompute
+    if word in WORDS:
+        return False
+    every = word.removeprefix(EVERY) if word.startswith(EVERY) else ""
+    return not (every.isascii() and every.isdigit() and int(every) > 1 and setting.profile.memory.recompute_every)
+
+
+def _recompute_sentence(setting: Setting, row: dict[str, int]) -> str:
+    have = ", ".join(name for name in engine_names() if load_profile(name).memory.recompute_every)
+    return (
+        f"--recompute {setting.scenario.recompute} is not something {setting.profile.name} does; use one of "
+        f"{', '.join(WORDS)}, or every-2 and so on with --engine {have}"
+    )
 
 
 def _selective(setting: Setting, plans: Plans) -> bool:
@@ -74,7 +135,62 @@ def _layers_sentence(setting: Setting, row: dict[str, int]) -> str:
     )
 
 
+ALLOCATORS = ("default", "expandable")
+
+
+def _allocator(setting: Setting, plans: Plans) -> bool:
+    chosen = setting.scenario.allocator
+    return bool(chosen) and (chosen not in ALLOCATORS or (chosen == "expandable" and not setting.maps_memory))
+
+
+def _allocator_sentence(setting: Setting, row: dict[str, int]) -> str:
+    chosen = setting.scenario.allocator
+    if chosen not in ALLOCATORS:
+        return f"--allocator {chosen} is not one of {', '.join(ALLOCATORS)}; write one of those, or leave it out"
+    return "--allocator expandable: ROCm's caching allocator has no expandable segments; write default, or leave it out"
+
+
 RULES: tuple[Rule, ...] = (
+    Rule(
+        id="allocator",
+        severity="refuse",
+        scope="engine",
+        source="PyTorch's CUDACachingAllocator.cpp, read at 2.9",
+        broken=_allocator,
+        sentence=_allocator_sentence,
+    ),
+    Rule(
+        id="engine-model",
+        severity="refuse",
+        scope="engine",
+        source="the engine's profile",
+        broken=lambda setting, plans: bool(_lacking(setting)),
+        sentence=_model_sentence,
+    ),
+    Rule(
+        id="engine-compile",
+        severity="refuse",
+        scope="engine",
+        source="the engine's profile",
+        broken=_compile,
+        sentence=_compile_sentence,
+    ),
+    Rule(
+        id="loss-chunks",
+        severity="refuse",
+        scope="engine",
+        source="torchtitan components/loss.py at b5bcd76c66, ChunkedLossWrapper",
+        broken=_chunks,
+        sentence=_chunks_sentence,
+    ),
+    Rule(
+        id="engine-recompute",
+        severity="refuse",
+        scope="engine",
+        source="the engine's profile",
+        broken=_recompute,
+        sentence=_recompute_sentence,
+    ),
     Rule(
         id="engine-loss",
         severity="refuse",

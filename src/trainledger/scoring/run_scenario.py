@@ -38,6 +38,7 @@ def scenario_of(told: Told, reading: EngineReading, layout: RunLayout, model: Mo
         recompute_layers=blocks,
         loss="chunked" if told.loss_chunks else told.loss,
         loss_chunks=told.loss_chunks,
+        allocator=told.allocator,
         compile=_compile(told, profile),
         schedule=_schedule(told, layout),
         attention=told.attention,

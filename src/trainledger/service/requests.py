@@ -50,9 +50,9 @@ RUN: Group = "Run"
 ANSWER: Group = "Answer"
 INPUT: Group = "Input"
 
-Recompute = Literal["none", "full", "selective"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zero-bubble"]
 Attention = Literal["flash", "eager"]
+Switch = Literal["on", "off"]
 CpComm = Literal["ring", "all_to_all", "all_gather"]
 Offload = Literal["optimizer", "parameters"]
 
@@ -145,7 +145,10 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
     dp_replicate: Annotated[int | None, flag("Replicas of the sharded group (HSDP) [1].", "N")] = None
     dp_shard: Annotated[int | None, flag("Ranks that a sharded state is divided over [dp / dp-replicate].", "N")] = None
     mbs: Annotated[int | None, flag("Sequences in one micro-batch [1].", "N")] = None
-    recompute: Annotated[Recompute | None, flag("Which activations are computed again [full].")] = None
+    recompute: Annotated[
+        str | None,
+        flag("Which activations are computed again: none, full, selective, or every-2 and so on [full].", "HOW"),
+    ] = None
     recompute_parts: Annotated[
         tuple[str, ...] | None,
         flag("Parts of a block that selective recomputes, in the engine's words [its own choice].", "PART,..."),
@@ -154,6 +157,12 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
         int | None, flag("Layers of each virtual stage, from its first, that full recomputes [all].", "N")
     ] = None
     loss: Annotated[str | None, flag("How the loss is computed, of the engine's ways [its own].", "NAME")] = None
+    loss_chunks: Annotated[int | None, flag("Parts of a chunked loss [the engine's own].", "N")] = None
+    allocator: Annotated[
+        str | None,
+        flag("How PyTorch's allocator grows: default, expandable [as the engine's launcher sets it].", "NAME"),
+    ] = None
+    compile: Annotated[Switch | None, flag("Whether torch.compile runs the blocks [the engine's own].")] = None
     schedule: Annotated[
         Schedule | None,
         flag(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from trainledger.account.memory.beside import Beside, beside
+from trainledger.account.memory.replay import reserved_of
 from trainledger.account.memory.stage import StageMemory, stage_memory
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tape.walk import Kind
@@ -53,23 +54,29 @@ def memory_of(inventory: Inventory, plans: Plans, stages: StageMemory | None = N
         stages = stage_memory(inventory, plans)
     index, row = stages.where()
     place = stages.places[index]
-    allocated = int(stages.total(index)[0, row])
-    extra = beside(inventory, plans)
-    meters = {"allocated": Meter(estimate=allocated, lower=allocated, upper=allocated)}
-    if extra:
-        meters["device"] = Meter(
-            estimate=allocated + sum(line.amount for line in extra),
-            lower=allocated + sum(line.lower for line in extra),
-            upper=allocated + sum(line.upper for line in extra),
-        )
     return Memory(
-        meters=meters,
+        meters=_meters(inventory, plans, int(stages.total(index)[0, row])),
         pp_stage=int(stages.pp_stage[0, row]),
         place=place.label,
         instant=place.states,
         alive=alive_at(stages, index, row),
-        beside=extra,
+        beside=beside(inventory, plans),
     )
+
+
+def _meters(inventory: Inventory, plans: Plans, allocated: int) -> dict[str, Meter]:
+    """What is reserved is what a replay of the step's requests asks for; an accounting on paper has one meter."""
+    meters = {"allocated": Meter(estimate=allocated, lower=allocated, upper=allocated)}
+    extra = beside(inventory, plans)
+    if extra:
+        reserved = reserved_of(inventory, plans, expandable=inventory.setting.allocator == "expandable").max_reserved
+        meters["reserved"] = Meter(estimate=reserved, lower=allocated, upper=reserved)
+        meters["device"] = Meter(
+            estimate=reserved + sum(line.amount for line in extra),
+            lower=allocated + sum(line.lower for line in extra),
+            upper=reserved + sum(line.upper for line in extra),
+        )
+    return meters
 
 
 def alive_at(stages: StageMemory, index: int, row: int) -> tuple[Alive, ...]:
