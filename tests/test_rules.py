@@ -40,6 +40,7 @@ LORA = Workload(lora_rank=8, lora_targets=("all-linear",))
 QLORA = Workload(lora_rank=8, lora_targets=("all-linear",), qlora=True)
 COUNT = model_from_count(10**9)
 MG, DS, TT, PT = ({"engine": name} for name in ("megatron", "deepspeed", "torchtitan", "pytorch"))
+NT = {"engine": "nanotron", "zero_stage": 1}
 H100, V100, A100 = ({"card": name} for name in ("H100-SXM5-80GB", "V100-SXM2-32GB", "A100-SXM4-80GB"))
 HOST = {"offload": ("optimizer",)}
 ZERO_BUBBLE = {"pp": 2, "num_microbatches": 2, "schedule": "zero-bubble", "recompute": "none"}
@@ -72,9 +73,10 @@ CASES: dict[str, Case] = {
     "engine-cp-comm": Case(
         {**MG, "cp_comm": "ring"}, {**TT, "cp_comm": "ring"}, ("--cp-comm ring", "torchtitan", "all_gather")
     ),
+    "engine-model": Case(NT, NT, ("experts", "nanotron", "another --engine"), model=routed(), sound=dense()),
     "engine-loss": Case({**MG, "loss": "fused"}, {**MG, "loss": "chunked"}, ("--loss chunked", "vocab-parallel, fused")),
     "engine-selective": Case(
-        {**MG, "recompute": "selective"}, {"recompute": "selective"}, ("selective", "none or full", "megatron")
+        {**MG, "recompute": "selective"}, {**DS, "recompute": "selective"}, ("selective", "none or full", "megatron")
     ),
     "recompute-parts": Case(
         {**MG, "recompute": "selective", "recompute_parts": ("mlp",)},

@@ -188,8 +188,10 @@ class _Stages:
         # what waits for the gradients of its weights keeps no more than a whole one
         chunks = schedule.in_flight(plans, pp_stage) + schedule.inputs_kept(plans, pp_stage)
         # the micro-batch that runs now is one of those in flight
-        beside = (self.losses > 0) * (self.parts.beside + np.zeros_like(plans.mbs))[:, None]
-        self.received = received_bytes(inventory, plans, counts) + beside
+        nothing = np.zeros_like(plans.mbs)
+        beside = (self.losses > 0) * (self.parts.beside + nothing)[:, None]
+        standing = (counts.sum(axis=2) > 0) * (self.parts.standing + nothing)[:, None]
+        self.received = received_bytes(inventory, plans, counts) + standing + beside
         self.others = ceil_div(whole, vpp) * np.maximum(chunks - vpp, 0) + self.received
         if schedule.releases == "weight":
             # a loss waits like the layers before it: on the last stage for as many backwards as stages lie before

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from trainledger.account.memory.fsdp2 import Fsdp2
 from trainledger.account.memory.megatron import DummyGradients
+from trainledger.account.memory.nanotron import WaitingGradients
 from trainledger.account.memory.passing import Passing
 from trainledger.account.shares import Shares
 from trainledger.inventory.inventory import Inventory
 
-PASSING: dict[str, type[Passing]] = {"none": Passing, "dummy gradients": DummyGradients, "fsdp2": Fsdp2}
+PASSING: dict[str, type[Passing]] = {
+    "none": Passing,
+    "dummy gradients": DummyGradients,
+    "fsdp2": Fsdp2,
+    "waiting gradients": WaitingGradients,
+}
 
 
 def passing_of(inventory: Inventory, own: Shares) -> Passing:

@@ -28,6 +28,7 @@ def data_traffic(inventory: Inventory, own: Shares) -> list[Collective]:
         "paper": _paper,
         "deepspeed": _deepspeed,
         "megatron": _megatron,
+        "nanotron": _nanotron,
     }
     sides = [Side(inventory, own, expert=False)]
     if own.table.expert.any():
@@ -142,3 +143,17 @@ def _megatron_fsdp(side: Side) -> Iterator[Collective]:
     gathers = 2 * side.once(3) * side.batches + side.once(2)
     total = gathers * bytes_of(side.whole(side.all, "unit"), gathered)
     yield side.fixed("all_gather", "weights", gathered, gathers * units, total, "megatron-fsdp")
+
+
+def _nanotron(side: Side) -> Iterator[Collective]:
+    """One all-reduce of the whole fp32 buffer and one gather of all updated weights, each once per step.
+
+    Scattering instead is left out by the engine, for it needed more memory. [nanotron-states]
+    """
+    grad, gathered = side.setting.dtype("reduce"), side.setting.dtype("gathered")
+    buffer = shares_elements(side.own, side.trained, "none")
+    yield side.averaged("fp32 gradients", grad, np.sign(buffer), bytes_of(buffer, grad), "nanotron-states")
+    updated = side.whole(side.trained, "tensor")
+    yield side.fixed(
+        "all_gather", "updated weights", gathered, np.sign(updated), bytes_of(updated, gathered), "nanotron-states"
+    )

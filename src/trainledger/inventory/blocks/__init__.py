@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from trainledger.inventory.blocks import megatron, plain, titan
+from trainledger.inventory.blocks import megatron, nanotron, plain, titan
 from trainledger.inventory.blocks.parts import Parts
 from trainledger.inventory.blocks.sizes import Sizes
 from trainledger.inventory.inventory import Inventory
@@ -16,10 +16,11 @@ from trainledger.plans.plan import Plans
 MANNERS: dict[str, Callable[[Inventory, Sizes], Parts]] = {
     "plain": plain.parts,
     "megatron": megatron.parts,
+    "nanotron": nanotron.parts,
     "titan": titan.parts,
 }
 
-UNLIKE: dict[str, Callable[[Plans], NDArray[np.bool_]]] = {"titan": titan.unlike}
+UNLIKE: dict[str, Callable[[Plans], NDArray[np.bool_]]] = {"nanotron": nanotron.unlike, "titan": titan.unlike}
 """[plans, n] of a manner: what plans must agree in to run the same operations; of manners not named here, nothing."""
 
 

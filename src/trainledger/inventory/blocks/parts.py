@@ -14,13 +14,15 @@ class Parts:
 
     blocks    in the order of Inventory.layers
     final     norm, output layer and loss
-    beside    [plans]: bytes that a stage with an output layer keeps for the whole run
+    standing  [plans]: bytes that every stage keeps for the whole run
+    beside    [plans]: the same of a stage with an output layer
     every     of the layers of a kind only each so-manieth runs as `blocks` says, the others as `between` does
     """
 
     embedding: Tape
     blocks: tuple[Tape, ...]
     final: Tape
+    standing: IntArray | int = 0
     beside: IntArray | int = 0
     every: int = 1
     between: tuple[Tape, ...] = ()
