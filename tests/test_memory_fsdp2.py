@@ -49,6 +49,15 @@ def test_backward_the_next_unit_is_gathered_and_the_reduction_before_holds_its_i
     assert bytes_at(apart, "backward", BLOCK) == 2 * B + 2 * E + 4 * B - 4 * (B + E) // 8
 
 
+def test_the_second_block_lies_beside_the_reduction_of_the_first() -> None:
+    apart, together = passing("2025-08"), passing("2025-06")
+    assert bytes_at(apart, "second", BLOCK, first=True) == 2 * B + 2 * B + 4 * B + 4 * (B + H) // 8
+    assert bytes_at(together, "second", BLOCK, first=True) == 2 * (E + H) + 2 * H + 2 * B + 2 * B + 4 * B + 4 * B // 8
+    never = passing("2025-08", zero_stage=2)
+    everything = 2 * (E + H + MODEL.num_layers * B)
+    assert bytes_at(never, "second", BLOCK, first=True) == everything - 2 * B + 4 * B + 4 * (B + H) // 8
+
+
 def test_a_unit_is_reduced_from_an_input_in_fp32_beside_its_gradients() -> None:
     apart, together = passing("2025-08"), passing("2025-06")
     assert bytes_at(apart, "handed", FINAL, first=True) == (2 + 4) * H + 2 * B

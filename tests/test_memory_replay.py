@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from itertools import pairwise
 
 import pytest
 
@@ -85,9 +84,9 @@ def test_units_agree_where_each_is_reduced_by_itself(words: dict[str, str], colu
 def test_units_agree_in_every_release(release: str, recompute: str) -> None:
     scenario = {"recompute": recompute, "framework_version": release, "compile": "on"}
     inventory = inventory_of(llama("8b"), seq=4096, engine="torchtitan", **scenario)
-    # a place has the first and the last block of a backward: the second, which the reduction before it lies beside,
-    # can be a little higher where blocks keep little and the output layer is reduced at the end
-    assert ratio(inventory, plan_of(dp_shard=8, zero_stage=3)) == pytest.approx(1, abs=0.025)
+    # of the block that runs backward second the places know only that one of some kind has run before
+    exact = recompute != "every-2"
+    assert ratio(inventory, plan_of(dp_shard=8, zero_stage=3)) == pytest.approx(1, abs=2e-4 if exact else 0.02)
 
 
 def test_units_of_experts_and_tied_ends_agree() -> None:
@@ -96,7 +95,7 @@ def test_units_of_experts_and_tied_ends_agree() -> None:
     assert ratio(inventory_of(load_model("llama-3.2-1b"), seq=4096, **scenario), plans) == pytest.approx(1, abs=2e-4)
     experts = inventory_of(load_model("mixtral-8x7b"), seq=4096, **scenario)
     for ep in (1, 8):
-        assert ratio(experts, plan_of(dp_shard=8, zero_stage=3, ep=ep)) == pytest.approx(1, abs=0.03)
+        assert ratio(experts, plan_of(dp_shard=8, zero_stage=3, ep=ep)) == pytest.approx(1, abs=5e-4)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -146,11 +145,27 @@ def test_every_storage_is_let_go_of_once_after_it_was_made() -> None:
                 alive.remove(name)
 
 
+@pytest.mark.parametrize("expandable", [False, True])
+def test_further_steps_reserve_no_more(expandable: bool) -> None:
+    """Llama-3 8B on 8 ranks, whose default segments need a third step."""
+    inventory = inventory_of(llama("8b"), seq=4096, engine="pytorch", recompute="none")
+    plans = plan_of(dp_shard=8, zero_stage=3)
+    more = replay(events_of(inventory, plans, 0, steps=5), expandable=expandable)
+    assert reserved_of(inventory, plans, expandable=expandable).max_reserved == more.max_reserved
+
+
+def test_the_stage_that_reserves_most_need_not_be_the_one_that_allocates_most() -> None:
+    inventory = inventory_of(load_model("llama-3.1-405b"), seq=8192, engine="torchtitan", framework_version="2024-12")
+    plans = plan_of(tp=8, sp=1, pp=8, dp_shard=8, zero_stage=3, num_microbatches=8, mbs=4)
+    most = [replay(events_of(inventory, plans, row, steps=2), expandable=True).max_reserved for row in (0, 1)]
+    assert stage_memory(inventory, plans).where()[1] == 0
+    assert reserved_of(inventory, plans, expandable=True).max_reserved == max(most) > most[0]
+
+
 def test_more_micro_batches_than_a_stage_can_have_in_flight_add_no_requests() -> None:
     inventory = inventory_of(dense(layers=8), engine="megatron", recompute="none")
     sizes = [len(events_of(inventory, plan_of(pp=4, num_microbatches=n), 0)) for n in (4, 8, 64, 512)]
-    assert sizes[1] == sizes[2] == sizes[3]
-    assert all(few <= more for few, more in pairwise(sizes))
+    assert sizes[0] < sizes[1] == sizes[2] == sizes[3]
 
 
 @pytest.mark.parametrize("expandable", [False, True])

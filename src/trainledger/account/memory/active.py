@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainledger.account.memory.engines import PASSING
 from trainledger.account.memory.passing import Part
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
@@ -176,6 +177,7 @@ class _Stages:
         self.at = inventory.table.at
         self.parts = parts_of(inventory, plans)
         self.with_weights = inventory.setting.profile.memory.unit_gradients
+        self.overlaps = PASSING[inventory.setting.profile.memory.passing].overlaps
         self.counts = counts
         self.kinds = list(_kinds(self.parts, [slot for slot, _ in inventory.layers], counts))
         self.losses = inventory.losses(counts)
@@ -259,9 +261,22 @@ class _Stages:
                 what = f"the {'last' if first else 'first'} {kind.name}"
                 place = self._place("backward", what, kind.slot, tape, kept, here, first=first)
                 places += [place, self._handed(place, tape)]
+                if first and self.overlaps:
+                    places.append(self._second(place, kind))
         tape = self.parts.embedding
         place = self._place("backward", "the embedding", self.at.embedding, tape, self.others, self.embeds)
         return [*places, place, self._handed(place, tape)]
+
+    def _second(self, place: Place, kind: _Kind) -> Place:
+        """The next layer runs backward: one has run, at least the one that keeps least, and is being handed over."""
+        gone = np.minimum.reduce([other.tape.saved for other in self.kinds])[:, None]
+        return dataclasses.replace(
+            place,
+            label=f"backward of the last {kind.name} but one",
+            part="second",
+            kept=place.kept - np.minimum(gone, place.kept),
+            here=kind.layers > 1,
+        )
 
     @staticmethod
     def _handed(place: Place, tape: Tape) -> Place:

@@ -24,6 +24,8 @@ from trainledger.inventory.buffers import gathered_bytes
 class Fsdp2(Passing):
     """Bytes [plans, rows] of what passes; a unit's own are [plans, slots]."""
 
+    overlaps = True
+
     @cached_property
     def _over(self) -> IntArray:
         """[plans, T]: ranks that share a tensor; replicas are units that one rank has whole. [torch-replicate]"""
@@ -137,6 +139,15 @@ class Fsdp2(Passing):
         standing = np.where(dropped, unit + ends, self._all if first else unit + self._ends(self.weights))
         beside = self._next(slot, first=first) + self._reduced_before(slot, first=first) + self._waiting
         return (standing + beside) * self._alone - self._missing(slot, first=first)
+
+    def second(self, slot: int) -> IntArray:
+        """While a block runs backward after another: its weights, those of the next, and the other's reduction."""
+        own, unit = self.own, self._of(self.weights, slot)
+        ends = self._ends(self.weights) if self.together else self.none
+        standing = np.where(self._drops == 1, unit + ends, self._all - unit)
+        beside = self._next(slot, first=True) + self._of(self.reduced, slot) + self._waiting
+        there = self._of(self.shards, slot) * ((own.plans.num_microbatches == 1) & (own.plans.pp == 1))[:, None]
+        return (standing + beside) * self._alone + there - self._missing(slot, first=True)
 
     def handed(self, slot: int, *, first: bool) -> IntArray:
         """As a unit is reduced: its gradients and the input of their reduction, beside the next unit's weights."""

@@ -13,12 +13,18 @@ from trainledger.account.shares import Shares
 from trainledger.arrays import IntArray
 from trainledger.inventory.inventory import Inventory
 
-Part = Literal["forward", "backward", "handed", "none"]
-"""What happens at a place: a layer runs forward; it runs backward; its gradients are handed over; nothing runs."""
+Part = Literal["forward", "backward", "second", "handed", "none"]
+"""What happens at a place: a layer runs forward; it runs backward; it does so second, after one whose gradients are on
+their way; its gradients are handed over; nothing runs."""
 
 
 class Passing:
-    """Nothing passes: the base of the engines that differ. A slot is a place of inventory/slots.py."""
+    """Nothing passes: the base of the engines that differ. A slot is a place of inventory/slots.py.
+
+    overlaps   what one layer hands over lies beside the next one that runs backward
+    """
+
+    overlaps: bool = False
 
     def __init__(self, inventory: Inventory, own: Shares) -> None:
         self.inventory = inventory
@@ -36,6 +42,8 @@ class Passing:
                 return self.forward(slot)
             case "backward":
                 return self.backward(slot, first=first)
+            case "second":
+                return self.second(slot)
             case "handed":
                 return self.handed(slot, first=first)
             case "none":
@@ -50,6 +58,10 @@ class Passing:
         """While a layer runs backward."""
         del slot, first
         return self.none
+
+    def second(self, slot: int) -> IntArray:
+        """While a layer runs backward right after the first of its slot that did."""
+        return self.backward(slot, first=True)
 
     def handed(self, slot: int, *, first: bool) -> IntArray:
         """When the gradients of a layer are handed over, its activations gone."""

@@ -28,12 +28,25 @@ from trainledger.plans.split import chunks_of, compute_costs, layers_of, layers_
 from trainledger.schedules import Op, find_schedule
 
 STEPS = 3
+"""Steps after which no further one reserves more; two where segments expand, for those leave fewer holes."""
+
+
+CLOSE = 0.97
+"""Of stages that have at least this part of the most allocated, any may have most reserved."""
 
 
 def reserved_of(inventory: Inventory, plans: Plans, *, expandable: bool, limit_bytes: int | None = None) -> Reserved:
-    """What is reserved on the stage of a single plan that has most allocated."""
-    _, row = stage_memory(inventory, plans).where()
-    return replay(events_of(inventory, plans, row), expandable=expandable, limit_bytes=limit_bytes)
+    """The most that is reserved on any stage of a single plan, of those that have nearly the most allocated.
+
+    A request that a stage's limit refuses is reported before anything else.
+    """
+    stages = stage_memory(inventory, plans)
+    highest = np.max([stages.total(index)[0] for index in range(len(stages.places))], axis=0)
+    rows = [int(row) for row in np.flatnonzero(highest >= CLOSE * highest.max())]
+    steps = STEPS - expandable
+    runs = [events_of(inventory, plans, row, steps=steps) for row in rows]
+    found = [replay(events, expandable=expandable, limit_bytes=limit_bytes) for events in runs]
+    return max(found, key=lambda reserved: (reserved.refused, reserved.max_reserved))
 
 
 def events_of(inventory: Inventory, plans: Plans, row: int, *, steps: int = STEPS) -> list[Event]:
@@ -115,5 +128,6 @@ def _ops(inventory: Inventory, plans: Plans, own: Shares, row: int) -> tuple[Op,
     pp, vpp, batches = int(plans.pp[0]), int(plans.vpp[0]), int(plans.num_microbatches[0])
     each = max(batches // max(batches // pp, 1), 1)
     most = schedule.in_flight(plans, own.pp_stage) + schedule.inputs_kept(plans, own.pp_stage)
-    few = (int(ceil_div(most[0, row], each * vpp)) + 1) * each
+    # a chunk more than one on a stage takes its micro-batches in rounds
+    few = (int(ceil_div(most[0, row], each * vpp)) + 1) * each if vpp > 1 else int(most[0, row]) + 2
     return schedule.ops(pp, vpp, min(few, batches), int(own.pp_stage[0, row]))
