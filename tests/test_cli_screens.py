@@ -68,7 +68,7 @@ def test_the_help_names_every_flag_and_each_has_a_meaning(verb: Verb) -> None:
 
 def test_later_work_is_absent() -> None:
     text = "".join(run(verb.name, "--help").out for verb in VERBS) + run("--help").out
-    for flag in ("--html", "--trace", "--compile", "--allocator", "--tokens", "--usd-per-gpu-hour"):
+    for flag in ("--html", "--trace", "--allocator", "--tokens", "--usd-per-gpu-hour"):
         assert flag not in text
     for verb in ("train", "check", "emit", "serve", "calibrate", "reconcile"):
         assert run(verb).code == 2

@@ -18,6 +18,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
     "pytorch": ("2.13.toml",),
     "torchtitan": (
         "b5bcd76.toml",
+        "2026-01.toml",
         "2025-12.toml",
         "2025-07.toml",
         "2025-04.toml",
@@ -54,6 +55,11 @@ def engine_names() -> tuple[str, ...]:
     return tuple(sorted(PROFILES))
 
 
+def releases(engine: str) -> tuple[Profile, ...]:
+    """Every profile of an engine, newest first."""
+    return tuple(read_profile(engine, name) for name in PROFILES[engine])
+
+
 @lru_cache(maxsize=32)
 def load_profile(engine: str, framework_version: str = "") -> Profile:
     """The profile of `engine` for a release ("" is the newest that was read).
@@ -63,7 +69,7 @@ def load_profile(engine: str, framework_version: str = "") -> Profile:
     engine = ALIASES.get(engine, engine)
     if engine not in PROFILES:
         raise UnknownName("engine", engine, PROFILES)
-    candidates = [read_profile(engine, name) for name in PROFILES[engine]]
+    candidates = releases(engine)
     if not framework_version:
         return candidates[0]
     wanted = released(candidates[0], framework_version)
@@ -114,11 +120,14 @@ def _over(under: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
 def released(newest: Profile, release: str) -> str:
     """The day of a release that is named by its number, where an engine's files are ranges of days.
 
-    A number between two releases is the older one; what is named by a day, or by anything else, stays as it is.
+    A number between two releases is the older one, and one above all is what was read last; what is named by a day, or
+    by anything else, stays as it is.
     """
     wanted = _numbers(release)
     if not newest.released or not wanted or _is_day(release):
         return release
+    if all(_numbers(number) < wanted for number in newest.released):
+        return newest.framework_version
     days = [day for number, day in newest.released.items() if _numbers(number) <= wanted]
     return max(days, default=release)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainledger.plans.plan import Plans
 from trainledger.plans.setting import EVERY, Setting
-from trainledger.profiles import engine_names, load_profile
+from trainledger.profiles import engine_names, load_profile, releases
 from trainledger.rules.rule import Rule
 
 WORDS = ("none", "full", "selective")
@@ -74,10 +74,14 @@ def _recompute(setting: Setting, plans: Plans) -> bool:
 
 
 def _recompute_sentence(setting: Setting, row: dict[str, int]) -> str:
-    have = ", ".join(name for name in engine_names() if load_profile(name).memory.recompute_every)
+    have = ", ".join(
+        f"--engine {name} --framework-version {profile.framework_version}"
+        for name in engine_names()
+        if (profile := next((one for one in releases(name) if one.memory.recompute_every), None)) is not None
+    )
     return (
         f"--recompute {setting.scenario.recompute} is not something {setting.profile.name} does; use one of "
-        f"{', '.join(WORDS)}, or every-2 and so on with --engine {have}"
+        f"{', '.join(WORDS)}, or every-2 and so on with {have}"
     )
 
 
