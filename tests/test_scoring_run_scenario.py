@@ -56,6 +56,7 @@ def scenario(row: dict[str, str]) -> tuple[Scenario, list[str]]:
         ),
         ({"loss": "fused (TransformerEngine)"}, {"loss": "fused"}),
         ({"cp_comm": "Ulysses"}, {"cp_comm": "all_to_all"}),
+        ({"allocator": "expandable_segments:True"}, {"allocator": "expandable"}),
         ({"compile": "1"}, {"compile": ""}),
         ({"shard_note": "optimizer offload"}, {"offload": ("optimizer",)}),
         ({"param_dtype": "bf16 compute", "optimizer": "adamw (fused)"}, {"optimizer": "adamw"}),
@@ -106,6 +107,11 @@ def test_stages_that_cannot_be_equal_count_the_ends() -> None:
     assert assumed == ["pp_layout is blank: embedding and output layer count as a layer each"]
     with pytest.raises(Unclear, match="pp_layout is blank, and 23 layers do not divide over 2 stages"):
         scenario({**PIPELINE, "layers": "23"})
+
+
+def test_parts_that_an_engine_chooses_by_itself_are_listed() -> None:
+    _, assumed = scenario({**ROW, "recompute": "selective"})
+    assert assumed == ["recompute is selective: core_attn, as megatron does"]
 
 
 @pytest.mark.parametrize(

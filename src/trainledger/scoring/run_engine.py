@@ -33,13 +33,11 @@ class EngineReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reason: str = ""
     cite: str = ""
     recompute: str = ""
-    selective: tuple[str, ...] = ()
     fp8: str = ""
     gradients: str = ""
     zero_stage: int | None = None
     sequence_parallel: bool | None = None
     attention: str = ""
-    allocator: str = ""
     cp_comm: str = ""
     layout: str = ""
     routing: str = ""
@@ -60,7 +58,6 @@ class EngineReadings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """All of engines.toml."""
 
     engine: tuple[EngineReading, ...]
-    without_expandable: tuple[str, ...]
 
 
 @lru_cache(maxsize=1)

@@ -26,7 +26,7 @@ def scenario_of(told: Told, reading: EngineReading, layout: RunLayout, model: Mo
     profile = load_profile(reading.engine, reading.framework_version)
     precision = _precision(told, profile)
     _refuse_unaccounted(told)
-    recompute, parts, blocks = _recompute(told.recompute, reading)
+    recompute, parts, blocks = _recompute(told.recompute, profile, assumed)
     return Scenario(
         engine=reading.engine,
         framework_version=reading.framework_version,
@@ -70,12 +70,13 @@ def _gradients(told: Told, recipe: Precision) -> str:
     return "" if said == recipe.grad else said
 
 
-def _recompute(recompute: Recompute, reading: EngineReading) -> tuple[str, tuple[str, ...], int]:
-    """(--recompute, --recompute-parts, --recompute-layers); parts that the engine takes unasked are not named."""
+def _recompute(recompute: Recompute, profile: Profile, assumed: list[str]) -> tuple[str, tuple[str, ...], int]:
+    """(--recompute, --recompute-parts, --recompute-layers)."""
     if recompute.every:
         return f"{EVERY}{recompute.every}", (), 0
-    parts = () if recompute.parts == reading.selective else recompute.parts
-    return recompute.how, parts, recompute.blocks
+    if recompute.how == "selective" and not recompute.parts and profile.memory.selective:
+        assumed.append(f"recompute is selective: {' and '.join(profile.memory.selective)}, as {profile.name} does")
+    return recompute.how, recompute.parts, recompute.blocks
 
 
 def _compile(told: Told, profile: Profile) -> str:

@@ -18,7 +18,7 @@ class Recompute:
     """What is computed again in the backward.
 
     how     none | full | selective
-    parts   of a block, where selective: "ops" chosen one by one, or "core_attn", "layernorm", "mlp" ...
+    parts   of a block, where selective: "ops" chosen one by one, or "core_attn", "layernorm", "mlp" ...; () if unsaid
     every   full: every n-th block alone; 0: all
     blocks  full: so many blocks of a stage alone; 0: all
     """
@@ -82,7 +82,7 @@ def told(cells: Cells, reading: EngineReading) -> Told:
         attention=_attention(cells, reading),
         loss=loss,
         loss_chunks=chunks,
-        allocator=otherwise("allocator", one_meaning(cells, "allocator", "allocator"), reading.allocator),
+        allocator=one_meaning(cells, "allocator", "allocator"),
         compiled=cells.flag("compile"),
         flags=tuple(meanings("flags", cells.words("overlap_flags"))),
         offload=tuple(
@@ -162,12 +162,7 @@ def _recompute(cells: Cells, reading: EngineReading, assumed: list[str]) -> Reco
         return Recompute(how="full", every=0 if every == 1 else every)
     if "block" in words or "uniform" in words:
         return Recompute(how="full", blocks=_counted(cells) if "block" in words else 0)
-    parts = words or reading.selective
-    if not parts:
-        raise Unclear("recompute is selective and recompute_detail is blank: it says which parts")
-    if not words:
-        assumed.append(f"recompute is selective: {' and '.join(parts)}, the default of {reading.reason}")
-    return Recompute(how="selective", parts=parts)
+    return Recompute(how="selective", parts=words)
 
 
 def _counted(cells: Cells) -> int:
