@@ -14,11 +14,14 @@ from trainledger.account.memory.engines import passing_of
 from trainledger.account.memory.fsdp2 import Fsdp2
 from trainledger.account.memory.fsdp2_run import Fsdp2Run
 from trainledger.account.memory.fsdp2_units import asked_for, units_of
+from trainledger.account.memory.nanotron import WaitingGradients
+from trainledger.account.memory.passing import Passing
 from trainledger.account.memory.placed import Placed
 from trainledger.account.memory.run import Engine, Layer, Requests, Run, Stage, States
 from trainledger.account.memory.script import Script, script_of
 from trainledger.account.memory.stage import stage_memory
-from trainledger.account.memory.standing import standings
+from trainledger.account.memory.standing import passes, standings
+from trainledger.account.memory.waiting_run import WaitingRun
 from trainledger.account.shares import Shares, shares
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.inventory.blocks import parts_of
@@ -56,18 +59,26 @@ def events_of(inventory: Inventory, plans: Plans, row: int, *, steps: int = STEP
     own, requests = shares(inventory, plans), Requests()
     stage = _stage(inventory, plans, own, row)
     passing = passing_of(inventory, own)
-    if isinstance(passing, Fsdp2):
-        units = units_of(passing, row, stage.layers)
-        engine: Engine = Fsdp2Run(requests, units, accumulate=int(plans.pp[0]) > 1)
-        held = standings(inventory, own, row, asked_for)
-    else:
-        engine = Placed(requests, passing, row, stage.layers)
-        held = standings(inventory, own, row)
-    run = Run(requests, stage, States(requests, held, stage.layers), engine)
+    left_out = asked_for if isinstance(passing, Fsdp2) else passes
+    states = States(requests, standings(inventory, own, row, left_out), stage.layers)
+    run = Run(requests, stage, states, _engine(passing, requests, row, stage))
     run.start()
     for _ in range(steps):
         run.step()
     return requests.events
+
+
+def _engine(passing: Passing, requests: Requests, row: int, stage: Stage) -> Engine:
+    """Who asks for what passes, in its own order where that is known."""
+    match passing:
+        case Fsdp2():
+            piped = int(passing.own.plans.pp[0]) > 1
+            return Fsdp2Run(requests, units_of(passing, row, stage.layers), accumulate=piped)
+        case WaitingGradients():
+            tied = passing.inventory.setting.model.tied
+            return WaitingRun(requests, int(passing.tables[0, row]), tied=tied and int(passing.own.plans.pp[0]) == 1)
+        case _:
+            return Placed(requests, passing, row, stage.layers)
 
 
 def _stage(inventory: Inventory, plans: Plans, own: Shares, row: int) -> Stage:

@@ -33,8 +33,13 @@ class Standing:
     ends: Ends
 
 
+def passes(buffer: Buffer) -> bool:
+    """Whether a row of the states table only passes."""
+    return buffer.row.passing
+
+
 def standings(
-    inventory: Inventory, own: Shares, row: int, left_out: Callable[[Buffer], bool] = lambda buffer: buffer.row.passing
+    inventory: Inventory, own: Shares, row: int, left_out: Callable[[Buffer], bool] = passes
 ) -> tuple[Standing, ...]:
     """The buffers on the device for one stage of a single plan; what something else asks for is left out."""
     found: list[Standing] = []
