@@ -10,7 +10,7 @@ from trainledger.scoring.cells import Cells
 from trainledger.scoring.phrases import find, meanings, run_words
 from trainledger.scoring.prediction import Unsupported
 from trainledger.scoring.run_card import card_of
-from trainledger.scoring.run_engine import date_of, engine_of, engine_readings
+from trainledger.scoring.run_engine import date_of, engine_of, engine_readings, unread_release
 from trainledger.scoring.run_layout import layout_of
 from trainledger.scoring.run_model import model_of, model_readings
 from trainledger.scoring.run_told import Recompute, told
@@ -188,6 +188,29 @@ def test_dates_choose_between_releases() -> None:
     assert undated == late
     assert (date_of("2025"), date_of("about 2024-07, or later"), date_of("v2.5")) == ("2025-12-31", "2024-07-31", "")
     assert all(reading.reason and reading.cite for reading in engine_readings().engine if reading.engine)
+
+
+@pytest.mark.parametrize(
+    ("system", "version", "date", "release", "unread"),
+    [
+        ("Megatron-LM", "Megatron-LM 23e00ed (core 0.14) + TE 2.11", "", "0.14", False),
+        ("megatron-core", "Megatron-Core r0.8.0", "", "0.8.0", False),
+        ("megatron-core", "MCore 0.5, PyTorch 2.5", "", "", True),
+        ("DeepSpeed", "DeepSpeed 0.14.2, PyTorch 2.2.0", "2024", "", True),
+        ("DeepSpeed", "v0.17", "", "", False),
+        ("FSDP2", "torch 2.7.0a0", "", "2.7.0", False),
+        ("torchtitan", "torchtitan v0.2.0", "2026-08", "0.2.0", False),
+        ("torchtitan", "torch 2.9.0.dev", "2025-08", "2025-08-31", False),
+        ("torchtitan", "", "", "", False),
+        ("nanotron", "bench_cluster branch", "2024-07", "2024-07-31", False),
+        ("nanotron", "", "2019", "", True),
+    ],
+)
+def test_a_release_is_a_number_or_a_date(system: str, version: str, date: str, release: str, *, unread: bool) -> None:
+    cells = Cells({"system": system, "framework_version": version, "source_date": date})
+    reading = engine_of(cells)
+    assert reading.framework_version == release
+    assert bool(unread_release(cells, reading)) == unread
 
 
 def test_a_layout_is_derived_where_the_row_is_silent() -> None:

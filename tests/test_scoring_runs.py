@@ -32,7 +32,7 @@ PREDICTED = {
     "GFT": 3,
     "NTB": 14,
     "SMX": 21,
-    "TAO": 4,
+    "TAO": 6,
     "TAO2": 8,
     "TPR": 1,
     "TT16": 5,
@@ -42,7 +42,7 @@ PREDICTED = {
     "ZBP": 12,
 }
 INCOMPLETE = {"MMZ": 2, "MPF": 1, "PRM": 8}
-UNSUPPORTED = {"BLM": 52, "CAI": 2, "FP8LM": 2, "TAO": 2, "TTU": 2, "ZBP": 12}
+UNSUPPORTED = {"BLM": 52, "CAI": 2, "FP8LM": 2, "TTU": 2, "ZBP": 12}
 
 LLAMA: dict[str, str] = {
     "id": "AB-1",

@@ -10,7 +10,9 @@ from functools import lru_cache
 
 import msgspec
 
+from trainledger.errors import BadInput
 from trainledger.facts.load import load_toml
+from trainledger.profiles import load_profile
 from trainledger.scoring.cells import Cells
 from trainledger.scoring.prediction import Unsupported
 from trainledger.scoring.table import MEASURED
@@ -29,6 +31,7 @@ class EngineReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     engine: str = ""
     framework_version: str = ""
     by_date: bool = False
+    version: tuple[str, ...] = ()
     unsupported: str = ""
     reason: str = ""
     cite: str = ""
@@ -83,7 +86,44 @@ def engine_of(cells: Cells) -> EngineReading:
     found = next((reading for reading in named if reading.holds_at(date)), named[-1])
     if found.unsupported:
         raise Unsupported(f"system {cells.text('system')!r}: {found.unsupported}")
-    return msgspec.structs.replace(found, framework_version=date) if found.by_date and date else found
+    return msgspec.structs.replace(found, framework_version=_release(cells, found, date))
+
+
+def release_number(cells: Cells, reading: EngineReading) -> str:
+    """The engine's release as the row numbers it, "" where it does not.
+
+    >>> titan = engine_of(Cells({"system": "deepspeed"}))
+    >>> release_number(Cells({"framework_version": "DeepSpeed 0.16.4, PyTorch 2.6.0"}), titan)
+    '0.16.4'
+    """
+    words = "|".join(re.escape(word) for word in reading.version)
+    found = re.search(rf"(?<![a-z0-9])(?:{words})[ -]?[vr]?([0-9]+(?:\.[0-9]+)+)", cells.words("framework_version"))
+    return found[1] if words and found else ""
+
+
+def unread_release(cells: Cells, reading: EngineReading) -> str:
+    """What to say of a row whose engine is at a release that no profile covers; "" where one does, or none is named."""
+    named = release_number(cells, reading) or (date_of(cells.text("source_date")) if reading.by_date else "")
+    if not named or _is_read(reading.engine, named):
+        return ""
+    read = load_profile(reading.engine, reading.framework_version).framework_version
+    return f"{reading.engine} {named} was not read: as at {read}"
+
+
+def _release(cells: Cells, reading: EngineReading, date: str) -> str:
+    """The release by its number, else by the row's date, else the one that the reading names."""
+    for named in (release_number(cells, reading), date if reading.by_date else ""):
+        if named and _is_read(reading.engine, named):
+            return named
+    return reading.framework_version
+
+
+def _is_read(engine: str, release: str) -> bool:
+    try:
+        load_profile(engine, release)
+    except BadInput:
+        return False
+    return True
 
 
 def date_of(text: str) -> str:

@@ -15,7 +15,7 @@ from trainledger.rules import REFUSALS, require
 from trainledger.scoring.cells import Cells
 from trainledger.scoring.prediction import Bounds, Prediction, RunMemory, Unsupported
 from trainledger.scoring.run_card import card_of
-from trainledger.scoring.run_engine import EngineReading, engine_of
+from trainledger.scoring.run_engine import EngineReading, engine_of, unread_release
 from trainledger.scoring.run_layout import layout_of
 from trainledger.scoring.run_model import model_of
 from trainledger.scoring.run_scenario import scenario_of
@@ -39,7 +39,8 @@ def _memory(cells: Cells, reading: EngineReading) -> RunMemory:
     layout = layout_of(cells, reading)
     said = told(cells, reading)
     card = card_of(cells)
-    assumed = [*layout.assumed, *said.assumed]
+    unread = unread_release(cells, reading)
+    assumed = [*([unread] if unread else []), *layout.assumed, *said.assumed]
     scenario = scenario_of(said, reading, layout, model, assumed)
     workload = Workload(seq=layout.seq, gbs=layout.gbs)
     setting = make_setting(model, workload, scenario, accelerator=card)
