@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from strategies import plan_of, setting_of
-from trainledger.account.memory import StageMemory, stage_memory
-from trainledger.facts.cluster import find_accelerator
+from trainledger.account.memory import StageMemory, memory_of, stage_memory
+from trainledger.facts.cluster import find_accelerator, find_cluster
 from trainledger.facts.model import Model
 from trainledger.facts.presets import load_preset
 from trainledger.facts.workload import Workload
@@ -128,6 +128,43 @@ def test_a_measured_run_reserved_what_is_allocated_and_a_part_more(
     )
     ratio = reserved * GIB / found.allocated[0]
     assert 1.05 < ratio < 1.36, name
+
+
+@pytest.mark.parametrize(
+    ("name", "reserved", "model", "seq", "plan", "within"),
+    [
+        # context parallelism over one node
+        ("TTN-006", 84.0, "llama-3-8b", 131072, {"dp_shard": 2, "cp": 4}, 0.01),
+        ("TTN-007", 84.5, "llama-3-8b", 262144, {"dp_shard": 1, "cp": 8}, 0.01),
+        # pipelines over 64 nodes: as many micro-batches as virtual stages
+        ("TTN-014", 72.7, "llama-3.1-405b", 8192, {"vpp": 2, "mbs": 2, "num_microbatches": 16}, 0.02),
+        ("TTN-015", 75.3, "llama-3.1-405b", 32768, {"num_microbatches": 8}, 0.02),
+        ("TTN-017", 77.1, "llama-3.1-405b", 131072, {"dp_shard": 2, "cp": 4, "num_microbatches": 8}, 0.02),
+    ],
+)
+def test_reserved_memory_under_context_and_pipeline_parallelism(
+    name: str, reserved: float, model: str, seq: int, plan: dict[str, int], within: float
+) -> None:
+    if model == "llama-3.1-405b":
+        plan = {"dp_shard": 8, "tp": 8, "sp": 1, "pp": 8, **plan}
+    schedule = "interleaved" if "vpp" in plan else "1f1b"
+    scenario = {"framework_version": "2024-12", "compile": "on", "precision": "fp8-tensorwise", "schedule": schedule}
+    setting = setting_of(load_preset(model), Workload(seq=seq), engine="torchtitan", recompute="full", **scenario)
+    found = memory_of(Inventory(setting), plan_of(**{"zero_stage": 3, **plan}))
+    assert found.meters["reserved"].estimate / GIB == pytest.approx(reserved, rel=within), name
+
+
+def test_segments_grow_on_one_node_where_the_launcher_says_so() -> None:
+    setting = setting_of(load_preset("llama-3-8b"), engine="torchtitan")
+    assert [setting.allocator(gpus) for gpus in (1, 8, 16)] == ["expandable", "expandable", "default"]
+    small = dataclasses.replace(setting, cluster=find_cluster("aws-p6e-gb200.36xlarge"))
+    assert small.cluster is not None
+    node = small.cluster.gpus_per_node
+    assert [small.allocator(gpus) for gpus in (node, node + 1)] == ["expandable", "default"]
+    chosen = setting_of(load_preset("llama-3-8b"), engine="torchtitan", allocator="expandable")
+    assert chosen.allocator(512) == "expandable"
+    amd = dataclasses.replace(setting, accelerator=find_accelerator("mi300x"))
+    assert amd.allocator(8) == "default"
 
 
 def test_the_root_unit_and_the_loss_are_what_a_release_changed() -> None:

@@ -16,6 +16,9 @@ from trainledger.profiles.profile import Category, Optimizer, Precision, Profile
 if TYPE_CHECKING:
     from trainledger.facts.cluster import Accelerator, Cluster
 
+NODE_GPUS = 8
+"""Cards of a node where no cluster is named: what launchers start unless they are told."""
+
 EVERY = "every-"
 """Begins a word of --recompute that ends in a number of layers."""
 
@@ -82,12 +85,16 @@ class Setting:
             case _:
                 return ()
 
-    @property
-    def allocator(self) -> str:
-        """How PyTorch's allocator grows: as the scenario says, or as the engine's launcher sets it where a card can."""
+    def allocator(self, gpus: int) -> str:
+        """How PyTorch's allocator grows: as the scenario says, or as the engine's launcher sets it where a card can.
+
+        Engines have a launcher for one node and another for several; a node that is not known has eight cards.
+        """
         if self.scenario.allocator or not self.maps_memory:
             return self.scenario.allocator or "default"
-        return self.profile.memory.allocator
+        rules = self.profile.memory
+        node = self.cluster.gpus_per_node if self.cluster is not None else NODE_GPUS
+        return rules.allocator_nodes if gpus > node and rules.allocator_nodes else rules.allocator
 
     @property
     def maps_memory(self) -> bool:

@@ -200,6 +200,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     recompute_layers  full recomputation may be of the first layers of each virtual stage alone
     recompute_every  it may be of every N-th layer alone
     allocator        how its launcher has PyTorch's allocator grow
+    allocator_nodes  the same of its launcher for several nodes; "": as for one
     device           it runs on cards, so that context and communicators are beside what is allocated; else it is an
                      accounting on paper, which "fits" by what is allocated
     """
@@ -227,6 +228,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     recompute_every: bool = False
     device: bool = True
     allocator: Literal["default", "expandable"] = "default"
+    allocator_nodes: Literal["", "default", "expandable"] = ""
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -69,7 +69,8 @@ def _meters(inventory: Inventory, plans: Plans, allocated: int) -> dict[str, Met
     meters = {"allocated": Meter(estimate=allocated, lower=allocated, upper=allocated)}
     extra = beside(inventory, plans)
     if extra:
-        reserved = reserved_of(inventory, plans, expandable=inventory.setting.allocator == "expandable").max_reserved
+        expandable = inventory.setting.allocator(int(plans.gpus[0])) == "expandable"
+        reserved = reserved_of(inventory, plans, expandable=expandable).max_reserved
         meters["reserved"] = Meter(estimate=reserved, lower=allocated, upper=reserved)
         meters["device"] = Meter(
             estimate=reserved + sum(line.amount for line in extra),

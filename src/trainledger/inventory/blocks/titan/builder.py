@@ -77,8 +77,15 @@ class Builder:
         return bytes_of(np.asarray(elements, dtype=np.int64), self.sizes.dtype)
 
     def gathered(self, x: Value, name: str) -> Value:
-        """What the matrices of a tensor-parallel region read: x itself, or made whole of the ranks' slices."""
-        return self.program.op(name, x, self.sizes.hidden) if self.sliced else x
+        """What the matrices of a tensor-parallel region read: x itself, or made whole of the ranks' slices.
+
+        Slices along the tokens arrive one after the other, and are put in order by a copy; so are those that are sent
+        back. [torch: distributed/_functional_collectives.py all_gather_tensor, reduce_scatter_tensor]
+        """
+        if not self.sliced:
+            return x
+        arrived = self.program.op(f"{name}, as it arrives", x, self.sizes.hidden)
+        return self.program.op(name, arrived, self.sizes.hidden)
 
     def matrix(
         self, name: str, x: Value | Sequence[Value], nbytes: Bytes, weight: Bytes, *, counted: bool = True
@@ -93,6 +100,8 @@ class Builder:
         """Partial sums of the tensor-parallel ranks, summed and cut as the residual stream is."""
         if not self.summed:
             return x
+        if self.sliced:
+            x = self.program.op(f"{name}, as it leaves", x, self.sizes.hidden)
         return self.program.op(name, x, self.sizes.residual, pinned=self.sliced and self.pins("reduce_scatter"))
 
     @property
