@@ -87,9 +87,10 @@ def test_the_most_parameters_are_those_of_the_papers_table() -> None:
     for zero, each in ((0, 16.0), (1, 4 + 12 / 64), (2, 2 + 14 / 64), (3, 16 / 64)):
         ran, plans, _ = prepare(model="1", gpus=64, zero=zero)
         assert ran.usable_bytes is not None
-        assert most_params(ran.setting, plans) == pytest.approx(ran.usable_bytes / each, rel=1e-9)
+        assert most_params(ran.setting, plans, ran.usable_bytes) == pytest.approx(ran.usable_bytes / each, rel=1e-9)
         cut = make_plans({**plans.row(0), "tp": 4, "pp": 2})
-        assert most_params(ran.setting, cut) == 8 * most_params(ran.setting, plans)
+        whole = most_params(ran.setting, plans, ran.usable_bytes)
+        assert most_params(ran.setting, cut, ran.usable_bytes) == 8 * whole
 
 
 def test_a_ledger_on_a_card_tells_its_limits_and_one_without_does_not() -> None:

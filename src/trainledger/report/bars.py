@@ -17,12 +17,13 @@ PARTS: dict[str, str] = {
     "working": "k",
     "passing": "p",
     "beside": "c",
+    "unused": "u",
 }
 """Part -> the letter it is drawn with."""
 FREE, OVER = ".", "!"
 LEGEND = (
     "w weights, g gradients, o optimizer, s saved activations, k working, p gathered and buffers, "
-    "c context and communicators"
+    "c context and communicators, u unused by the allocator"
 )
 
 

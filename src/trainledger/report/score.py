@@ -14,8 +14,14 @@ FAR = 15
 
 def document(answer: Answer) -> Document:
     """The grade over all, then by source, then what is off and what has no prediction."""
-    body = _memory(answer) if answer["what"] == "memory" else _states(answer)
-    return [*body, *reasons(answer["rows"], {"unsupported", "incomplete"}), *ignored(answer)]
+    return [*_body(answer), *reasons(answer["rows"], {"unsupported", "incomplete"}), *ignored(answer)]
+
+
+def _body(answer: Answer) -> Document:
+    """Which of the three kinds of grades it is."""
+    if answer["what"] != "memory":
+        return _states(answer)
+    return _memory(answer) if "out_of_memory" in answer["overall"] else _figures(answer)
 
 
 def _states(answer: Answer) -> Document:
@@ -34,16 +40,35 @@ def _states(answer: Answer) -> Document:
     ]
 
 
-def _sources(answer: Answer) -> Table:
+def _figures(answer: Answer) -> Document:
+    """Printed figures of memory other than states, and readings among them."""
+    overall = answer["overall"]
+    right = overall["match"] + overall["source_truncated"]
+    errors = [abs(row["log_ratio"]) for row in answer["rows"] if row["status"] == "measured"]
+    read = f"; {whole(len(errors))} readings are met within {percent(max(errors))}" if errors else ""
+    return [
+        Text(
+            f"{whole(right)} of {whole(right + overall['mismatch'])} figures of memory other than states agree to their"
+            f" last digit{read}; {whole(overall['rows'] - overall['scored'])} of {whole(overall['rows'])} rows have no"
+            " score",
+            "answer",
+        ),
+        BLANK,
+        _sources(answer, ("rows", "match", "source_truncated", "mismatch", "measured", "unsupported", "incomplete")),
+        *_mismatches(answer),
+    ]
+
+
+def _sources(answer: Answer, counted: tuple[str, ...] = COUNTS) -> Table:
     named = [*answer["sources"].items(), ("all", answer["overall"])]
     cells = [
-        [name, *(whole(counts[key]) for key in COUNTS), _error(counts["median_abs_log_ratio"])]
+        [name, *(whole(counts[key]) for key in counted), _error(counts["median_abs_log_ratio"])]
         for name, counts in named
     ]
     styles: list[Style] = ["bad" if counts["mismatch"] else "" for _, counts in named]
     columns = [
         left("source"),
-        *(Column(key.replace("source_", "").replace("_", " ")) for key in COUNTS),
+        *(Column(key.replace("source_", "").replace("_", " ")) for key in counted),
         Column("median |ln ratio|"),
     ]
     return table(columns, cells, styles)

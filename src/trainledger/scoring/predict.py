@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainledger.scoring.exact_memory import predict_figure, reading_of
 from trainledger.scoring.prediction import Prediction
 from trainledger.scoring.runs import predict_run
 from trainledger.scoring.states import predict_states
@@ -15,10 +16,10 @@ from trainledger.scoring.table import Table, load_table
 def predict_csv(path: str | Path) -> dict[str, Any]:
     """Every row of a table with what is predicted of it, in the file's order.
 
-    {"rows": [{"id", "status", "reason", "states" | "memory_bytes", ...}]}: status is predicted, unsupported (no account
-    answers what the row asks) or incomplete (the row leaves something open). Where it is predicted a printed figure has
-    `states`, and a run `memory_bytes` by meter. `ignored_columns` is there where the table has columns that are neither
-    input nor outcome.
+    {"rows": [{"id", "status", "reason", "states" | "figure" | "memory_bytes", ...}]}: status is predicted, unsupported
+    (no account answers what the row asks) or incomplete (the row leaves something open). Where it is predicted, a
+    printed figure has `states`, or `figure` where it is of other memory, and a run `memory_bytes` by meter.
+    `ignored_columns` is there where the table has columns that are neither input nor outcome.
     """
     table = load_table(path)
     rows: list[dict[str, Any]] = []
@@ -28,6 +29,8 @@ def predict_csv(path: str | Path) -> dict[str, Any]:
             entry["states"] = said.states.as_json()
         if said.memory is not None:
             entry |= said.memory.as_json()
+        if said.figure is not None:
+            entry["figure"] = said.figure.as_json()
         rows.append(entry)
     return with_ignored(table, {"rows": rows})
 
@@ -43,4 +46,10 @@ def with_ignored(table: Table, response: dict[str, Any]) -> dict[str, Any]:
     return {**response, "ignored_columns": list(table.ignored)} if table.ignored else response
 
 
-_PREDICTORS: dict[str, Callable[[Mapping[str, str]], Prediction]] = {"exact": predict_states, "runs": predict_run}
+def _exact(inputs: Mapping[str, str]) -> Prediction:
+    """A figure of states, or of memory that is none."""
+    reading = reading_of(inputs)
+    return predict_states(inputs) if reading is None else predict_figure(inputs, reading)
+
+
+_PREDICTORS: dict[str, Callable[[Mapping[str, str]], Prediction]] = {"exact": _exact, "runs": predict_run}

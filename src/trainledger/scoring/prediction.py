@@ -82,10 +82,31 @@ class RunMemory:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A printed figure of other memory: `value` in the row's unit, exact; `measured`: what is printed is a reading."""
+
+    value: Fraction
+    unit: str
+    profile: str
+    framework_version: str
+    measured: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """What `predict --json` shows of it."""
+        return {
+            "value": float(self.value),
+            "unit": self.unit,
+            "profile": self.profile,
+            "framework_version": self.framework_version,
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What is said of one row; `states` or `memory` where its status is "predicted"."""
+    """What is said of one row; `states`, `memory` or `figure` where its status is "predicted"."""
 
     status: Status
     reason: str
     states: States | None = None
     memory: RunMemory | None = None
+    figure: Figure | None = None

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trainledger.scoring.cells import Cells
+from trainledger.scoring.exact_memory_score import score_figures
 from trainledger.scoring.prediction import Bounds, Prediction, RunMemory
 from trainledger.scoring.scored import Scored, by_source, errors_of, log_ratio, mean_of, source_of, spread
 from trainledger.scoring.table import Row, Table, printed_number, whole_number
@@ -21,7 +22,6 @@ from trainledger.units import format_bytes
 METERS = ("allocated", "reserved", "device")
 UNKNOWN = "unknown"
 STATUSES = ("scored", "match", "mismatch", "unmeasured", "unsupported", "incomplete")
-NOT_A_RUN = "a printed figure is no peak of a run; score a table of runs"
 GB = 10**9
 UNITS = {"": 1 << 30, "2^30": 1 << 30, "gib": 1 << 30, "1e9": GB, "10^9": GB, "gb": GB, UNKNOWN: 1 << 30}
 """Bytes of one printed GB by the first word of `mem_unit_bytes`; one that is not known is taken for 2^30."""
@@ -34,8 +34,11 @@ def score_memory(table: Table, said: Sequence[Prediction]) -> dict[str, Any]:
     """Every row with its grade, the sources, and all of them.
 
     A row is scored (its meter was measured and is predicted), a match or mismatch (it ran out of memory), unmeasured
-    (it prints neither), or what `predict` said of it: unsupported, incomplete.
+    (it prints neither), or what `predict` said of it: unsupported, incomplete. A table of printed figures has grades of
+    its own (exact_memory_score.py).
     """
+    if table.kind == "exact":
+        return score_figures(table, said)
     rows = [_scored(table, row, one) for row, one in zip(table.rows, said, strict=True)]
     grouped = by_source(rows)
     sources = {name: _summary(members) for name, members in grouped.items()}
@@ -50,8 +53,6 @@ def _scored(table: Table, row: Row, said: Prediction) -> Scored:
     status, reason, predicted = said.status, said.reason, None
     if said.memory is not None:
         status, reason, predicted = _grade(said.memory, row, meter, measured, out=out)
-    elif table.kind != "runs":
-        status, reason = "unsupported", NOT_A_RUN
     graded = status == "scored"
     return Scored(
         id=row.id,

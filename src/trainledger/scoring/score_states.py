@@ -15,6 +15,7 @@ from trainledger.scoring.table import Row, Table, printed_number
 
 GRADES = ("match", "source_truncated", "mismatch")
 STATUSES = (*GRADES, "unsupported", "incomplete")
+NOT_OF_STATES = "a figure of memory that is not of states: --what memory grades it"
 NO_STATES = "a measured run prints its step time and its memory at the peak, never its states alone"
 
 
@@ -33,8 +34,8 @@ def _scored(table: Table, row: Row, said: Prediction) -> Scored:
     measured, unread = _measured(table, row)
     status, reason = said.status, said.reason
     value = said.states.value if said.states else None
-    if said.memory is not None:
-        status, reason = "unsupported", NO_STATES
+    if said.memory is not None or said.figure is not None:
+        status, reason = "unsupported", NO_STATES if said.figure is None else NOT_OF_STATES
     elif value is not None:
         status, reason = ("incomplete", unread) if measured is None else _grade(value, measured)
     graded = value is not None and measured is not None

@@ -8,13 +8,11 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from trainledger.account.memory import Alive, StageMemory, alive_at, memory_of, stage_memory
+from trainledger.account.memory import Alive, Memory, StageMemory, alive_at, memory_of, stage_memory
 from trainledger.account.memory.storages import storages
 from trainledger.adapters.out_of_memory import OutOfMemory, read_message
 from trainledger.errors import BadInput
 from trainledger.facts.model import Model
-from trainledger.inventory.inventory import Inventory
-from trainledger.plans.plan import Plans
 from trainledger.reconcile.out_of_memory import Candidate, Inversion, Share, explain, full_of
 from trainledger.service.common import Note, Run, notes, prepared
 from trainledger.service.ledger import Engine, PlanDegrees, engine_of
@@ -135,8 +133,8 @@ def run(request: Request, *, model: Model | None = None) -> Response:
         seq=run.setting.workload.seq,
     )
     stages = stage_memory(inventory, plans)
-    usable = run.usable_bytes
-    device = int(stages.device[0])
+    memory, usable = memory_of(inventory, plans, stages), run.usable_bytes
+    device = memory.meters.get("device", memory.meters["allocated"]).estimate
     return Response(
         model=run.setting.model.name,
         accelerator=run.accelerator,
@@ -149,11 +147,11 @@ def run(request: Request, *, model: Model | None = None) -> Response:
         nearest=found.nearest,
         inversions=found.inversions,
         moment=_moment(stages, message.allocated),
-        peak=_peak(inventory, plans, stages),
+        peak=_peak(memory),
         usable_bytes=usable,
         fits=device <= usable if usable is not None else None,
         assumed=run.assumed,
-        notes=(*_said(message, run, stages, device), *notes(run, plans)),
+        notes=(*_said(message, run, memory, device), *notes(run, plans)),
     )
 
 
@@ -202,8 +200,7 @@ def _moment(stages: StageMemory, allocated: int | None) -> Moment | None:
     return _at(stages, int(place), int(row))
 
 
-def _peak(inventory: Inventory, plans: Plans, stages: StageMemory) -> Moment:
-    memory = memory_of(inventory, plans, stages)
+def _peak(memory: Memory) -> Moment:
     return Moment(
         place=memory.place,
         pp_stage=memory.pp_stage,
@@ -221,17 +218,18 @@ def _at(stages: StageMemory, place: int, row: int) -> Moment:
     )
 
 
-def _said(message: OutOfMemory, run: Run, stages: StageMemory, device: int) -> list[Note]:
+def _said(message: OutOfMemory, run: Run, memory: Memory, device: int) -> list[Note]:
     """What the figures of the message say beside the size."""
-    least, most = message.requested[0].at_least, int(stages.allocated[0])
+    least, most = message.requested[0].at_least, memory.meters["allocated"].estimate
+    outside = sum(line.amount for line in memory.beside)
     capacity = message.allowed or message.total or run.usable_bytes
     found: list[tuple[str, str]] = []
     if message.unused is not None and message.unused >= least:
         text = f"{format_bytes(message.unused)} lie unused in PyTorch's allocator, which is as much as was asked for"
         found.append(("fragmentation", f"{text}: in pieces too small; set expandable_segments:True"))
-    if message.outside is not None and message.outside > device - most + OUTSIDE_BYTES:
+    if message.outside is not None and message.outside > outside + OUTSIDE_BYTES:
         text = f"{format_bytes(message.outside)} of the process are outside PyTorch's allocator, where context and"
-        found.append(("nccl-memory", f"{text} communicators take {format_bytes(device - most)}; use fewer groups"))
+        found.append(("nccl-memory", f"{text} communicators take {format_bytes(outside)}; use fewer groups"))
     if message.others:
         text = f"{format_bytes(message.others)} of the card belong to other processes"
         found.append(("other-processes", f"{text}; end them, or take another card"))

@@ -242,7 +242,7 @@ def _memory(run: Run, plans: Plans, inventory: Inventory, found: Entry) -> Memor
         by_basis=by_basis(inventory, plans, peak),
         at_instants=peak.at_instants,
         host_bytes=peak.host_bytes,
-        stages=breakdown(found.stages, usable),
+        stages=breakdown(found.stages, usable, found_memory.meters),
         largest_mbs=most.largest_mbs if most is not None else None,
         longest_seq=most.longest_seq if most is not None else None,
     )
@@ -266,7 +266,7 @@ def _fit(request: Request) -> Fit:
     assert usable is not None
     degrees = PlanDegrees(zero_stage=int(plans.zero_stage[0]), **msgspec.structs.asdict(run.degrees()))
     return Fit(
-        fit_params=most_params(run.setting, make_plans({**plans.row(0), "tp": tp, "pp": pp})),
+        fit_params=most_params(run.setting, make_plans({**plans.row(0), "tp": tp, "pp": pp}), usable),
         accelerator=run.accelerator,
         cluster=run.cluster,
         usable_bytes=usable,

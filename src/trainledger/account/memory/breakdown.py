@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
 
+from trainledger.account.memory.meters import Meter
 from trainledger.account.memory.stage import StageMemory
 
 
@@ -15,6 +18,7 @@ class StageParts(msgspec.Struct, frozen=True, kw_only=True):
     working    of the layer that runs: what it makes, and gradients on their way
     passing    gathered weights and gradients that are handed over, and buffers of the engine
     beside     workspaces, context and communicators
+    unused     what the allocator keeps beside tensors: on the stage that holds most, and taken for the others
     free       what the card has left, negative where it is too small; None without a card
     """
 
@@ -27,16 +31,20 @@ class StageParts(msgspec.Struct, frozen=True, kw_only=True):
     working: int
     passing: int
     beside: int
+    unused: int
     free: int | None
 
     @property
     def device(self) -> int:
         """What the device meter shows."""
-        return self.weights + self.gradients + self.optimizer + self.saved + self.working + self.passing + self.beside
+        states, active = self.weights + self.gradients + self.optimizer, self.saved + self.working
+        return states + active + self.passing + self.beside + self.unused
 
 
-def breakdown(stages: StageMemory, usable: int | None) -> tuple[StageParts, ...]:
+def breakdown(stages: StageMemory, usable: int | None, meters: Mapping[str, Meter]) -> tuple[StageParts, ...]:
     """Every distinct stage of a single plan, in order."""
+    reserved = meters.get("reserved", meters["allocated"]).estimate
+    unused = max(reserved - meters["allocated"].estimate, 0)
     totals = np.stack([stages.total(index)[0] for index in range(len(stages.places))])
     own, acting = int(stages.states.index[0]), int(stages.which[0])
     found: list[StageParts] = []
@@ -54,6 +62,7 @@ def breakdown(stages: StageMemory, usable: int | None) -> tuple[StageParts, ...]
             working=int(place.walked[acting, row]) * here,
             passing=int(held["buffers", place.states][own, row] + stages.passing[index][own, row]),
             beside=stages.workspace_bytes + int(stages.beside[0]),
+            unused=unused,
             free=None,
         )
         if usable is not None:

@@ -92,8 +92,8 @@ def longest_seq(inventory: Inventory, plans: Plans) -> int:
     return step * largest(held, _usable(setting), max(setting.workload.seq // step, 1), most)
 
 
-def most_params(setting: Setting, plans: Plans) -> int:
-    """The largest count of parameters whose states fit, tp x pp ranks holding equal parts of them.
+def most_params(setting: Setting, plans: Plans, usable: int) -> int:
+    """The largest count of parameters whose states fit `usable` bytes, tp x pp ranks holding equal parts of them.
 
     A count has no tensors that ranks could share, so one part is asked for, and as many make the model. [zero-paper:
     table 2]
@@ -105,7 +105,7 @@ def most_params(setting: Setting, plans: Plans) -> int:
     def held(count: int) -> int:
         return _held(Inventory(dataclasses.replace(setting, model=model_from_count(count))), alone)
 
-    return parts * largest(held, _usable(setting), 1 << 30, MOST_PARAMS)
+    return parts * largest(held, usable, 1 << 30, MOST_PARAMS)
 
 
 def largest(held: Callable[[int], int], usable: int, start: int, most: int) -> int:
