@@ -3,6 +3,7 @@
 import dataclasses
 
 import msgspec
+import numpy as np
 import pytest
 
 from strategies import plan_of, setting_of
@@ -54,8 +55,8 @@ def test_the_second_block_lies_beside_the_reduction_of_the_first() -> None:
     assert bytes_at(apart, "second", BLOCK, first=True) == 2 * B + 2 * B + 4 * B + 4 * (B + H) // 8
     assert bytes_at(together, "second", BLOCK, first=True) == 2 * (E + H) + 2 * H + 2 * B + 2 * B + 4 * B + 4 * B // 8
     never = passing("2025-08", zero_stage=2)
-    everything = 2 * (E + H + MODEL.num_layers * B)
-    assert bytes_at(never, "second", BLOCK, first=True) == everything - 2 * B + 4 * B + 4 * (B + H) // 8
+    blocks = 2 * (E + MODEL.num_layers * B)
+    assert bytes_at(never, "second", BLOCK, first=True) == blocks - 2 * B + 4 * B + 4 * (B + H) // 8
 
 
 def test_a_unit_is_reduced_from_an_input_in_fp32_beside_its_gradients() -> None:
@@ -80,8 +81,9 @@ def test_weights_that_are_never_dropped_are_all_there_until_their_backward() -> 
     never = passing("2025-08", zero_stage=2)
     everything = 2 * (E + H + MODEL.num_layers * B)
     assert bytes_at(never, "forward", FINAL) == everything
-    assert bytes_at(never, "backward", BLOCK, first=True) == everything + 4 * H + 4 * H // 8
-    assert bytes_at(never, "handed", BLOCK, first=True) == everything - 2 * B + 6 * B + 4 * H // 8
+    # the output layer has run backward
+    assert bytes_at(never, "backward", BLOCK, first=True) == everything - 2 * H + 4 * H + 4 * H // 8
+    assert bytes_at(never, "handed", BLOCK, first=True) == everything - 2 * H - 2 * B + 6 * B + 4 * H // 8
 
 
 def test_replicas_copy_a_unit_and_gather_nothing() -> None:
@@ -92,10 +94,15 @@ def test_in_a_pipeline_only_gradients_pass_for_the_states_have_what_is_gathered(
     piped = passing("2025-08", pp=4, num_microbatches=8)
     assert bytes_at(piped, "forward", BLOCK) == 0
     assert set(piped.handed(BLOCK, first=True).flatten().tolist()) == {2 * B}
+    assert bytes_at(piped, "none", -1) == 0
     # no shard is there before the last micro-batch
     counts = piped.own.counts[0]
     layers, ends = counts[:, BLOCK], E * counts[:, EMBEDDING] + H * counts[:, FINAL]
-    assert piped.backward(BLOCK, first=False).tolist() == [(-4 * (layers * B + ends) // 8).tolist()]
+    shards = 4 * (layers * B + ends) // 8
+    assert piped.backward(BLOCK, first=False).tolist() == [(-shards).tolist()]
+    # nor when all have: then the first unit lets go of its weights and is reduced
+    first = np.where(counts[:, EMBEDDING] > 0, 2 * E, 2 * B)
+    assert piped.at("end", -1, False).tolist() == [(first - shards).tolist()]  # as places ask
 
 
 def test_a_tied_embedding_is_one_unit_with_the_output_layer() -> None:

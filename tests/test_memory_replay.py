@@ -98,6 +98,20 @@ def test_units_of_experts_and_tied_ends_agree() -> None:
         assert ratio(experts, plan_of(dp_shard=8, zero_stage=3, ep=ep)) == pytest.approx(1, abs=5e-4)
 
 
+@pytest.mark.parametrize("release", ["2024-07", "2024-09"])
+def test_gradients_that_wait_and_tables_that_stay_agree(release: str) -> None:
+    for tied in (False, True):
+        inventory = inventory_of(dense(tied=tied), engine="nanotron", framework_version=release, recompute="none")
+        for columns in ({"tp": 2, "sp": 1}, {"dp_shard": 4, "num_microbatches": 3}, {"pp": 2, "num_microbatches": 4}):
+            assert ratio(inventory, plan_of(mbs=4, zero_stage=1, **columns)) == pytest.approx(1, abs=2e-4)
+
+
+def test_a_pipeline_reduces_unit_by_unit_when_its_last_backward_is_over() -> None:
+    inventory = inventory_of(load_model("mixtral-8x7b"), seq=2048, engine="torchtitan", framework_version="2025-08")
+    plans = plan_of(pp=2, dp_shard=2, num_microbatches=6, zero_stage=3)
+    assert ratio(inventory, plans) == pytest.approx(1, abs=5e-4)
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("engine", ["pytorch", "torchtitan", "megatron"])
 def test_each_stage_of_a_pipeline_agrees(engine: str, stage: int) -> None:

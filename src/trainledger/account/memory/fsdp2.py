@@ -109,6 +109,11 @@ class Fsdp2(Passing):
         """[plans, rows]: weights of all units of a stage."""
         return np.einsum("us,urs->ur", self.weights, self.own.counts)
 
+    @cached_property
+    def _left(self) -> IntArray:
+        """[plans, rows]: of those that are never dropped what is left when the output layer has run backward."""
+        return self._all if self.together else self._all - self._after(self.weights)
+
     def _stays(self) -> IntArray:
         """[plans, rows]: what is gathered from its forward to its backward, at the turn between the two."""
         kept = self._ends(self.weights) if self.together else self._after(self.weights)
@@ -136,7 +141,7 @@ class Fsdp2(Passing):
             own = self.none if self.together else unit
             return (ends + own + before + self._waiting) * self._alone - self._missing(slot, first=False)
         dropped = self._drops == 1
-        standing = np.where(dropped, unit + ends, self._all if first else unit + self._ends(self.weights))
+        standing = np.where(dropped, unit + ends, self._left if first else unit + ends)
         beside = self._next(slot, first=first) + self._reduced_before(slot, first=first) + self._waiting
         return (standing + beside) * self._alone - self._missing(slot, first=first)
 
@@ -144,10 +149,22 @@ class Fsdp2(Passing):
         """While a block runs backward after another: its weights, those of the next, and the other's reduction."""
         own, unit = self.own, self._of(self.weights, slot)
         ends = self._ends(self.weights) if self.together else self.none
-        standing = np.where(self._drops == 1, unit + ends, self._all - unit)
+        standing = np.where(self._drops == 1, unit + ends, self._left - unit)
         beside = self._next(slot, first=True) + self._of(self.reduced, slot) + self._waiting
         there = self._of(self.shards, slot) * ((own.plans.num_microbatches == 1) & (own.plans.pp == 1))[:, None]
         return (standing + beside) * self._alone + there - self._missing(slot, first=True)
+
+    def end(self) -> IntArray:
+        """In a pipeline units are reduced after the last micro-batch, one after the other: as the first one is."""
+        own, at = self.own, self.own.table.at
+        change = self.reduced - self.weights
+        first = np.where(
+            own.counts[:, :, at.embedding] > 0,
+            self._of(change, at.embedding),
+            np.maximum.reduce([self._of(change, slot) for slot, _ in self.inventory.layers]),
+        )
+        there = np.einsum("us,urs->ur", self.shards, own.counts)
+        return (first - there) * (own.plans.pp > 1)[:, None]
 
     def handed(self, slot: int, *, first: bool) -> IntArray:
         """As a unit is reduced: its gradients and the input of their reduction, beside the next unit's weights."""
@@ -161,7 +178,7 @@ class Fsdp2(Passing):
         if slot == at.final:
             return self._stays() if self.together else self._after_output(both)
         ends = self._ends(self.weights) if self.together else self.none
-        standing = np.where(self._drops == 1, ends, self._all - self._of(self.weights, slot) if first else ends)
+        standing = np.where(self._drops == 1, ends, self._left - self._of(self.weights, slot) if first else ends)
         beside = self._next(slot, first=first) + self._waiting
         return self._of(both, slot) + (standing + beside) * self._alone - missing
 
@@ -172,11 +189,16 @@ class Fsdp2(Passing):
         return self._after(both) + standing * self._alone
 
     def _next(self, slot: int, *, first: bool) -> IntArray:
-        """[plans, rows]: the unit that is gathered while this one runs backward."""
-        at = self.own.table.at
+        """[plans, rows]: the unit that is gathered while this one runs backward.
+
+        Of the last block that is the embedding; of the one before it is a block, and one shard less is there.
+        """
+        at, plans = self.own.table.at, self.own.plans
         coming = self.none if self.together else self._of(self.weights, at.embedding)
-        if first:
-            coming = np.where(self.own.counts[:, :, slot] > 1, self._of(self.weights, slot), coming)
+        block = self._of(self.weights, slot)
+        if not first:
+            block = np.maximum(block - self._of(self.shards, slot) * (plans.num_microbatches == 1)[:, None], coming)
+        coming = np.where(self.own.counts[:, :, slot] > 1, block, coming)
         return coming * self._drops * self._sent
 
     def _reduced_before(self, slot: int, *, first: bool) -> IntArray:

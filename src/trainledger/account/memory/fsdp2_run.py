@@ -26,6 +26,7 @@ class Unit:
     reduced    what a reduction takes: all of them, padded
     shard      what it gives; cast_shard: the same in the dtype of kept gradients, where that is another, else 0
     kept       it stays gathered between forward and backward
+    tied       two layers that are in it share a table: the second gradient is added into the first
     at_end     nothing that enters it needs a gradient, so that its gradients wait for the end of the whole backward
     """
 
@@ -37,6 +38,7 @@ class Unit:
     shard: int
     cast_shard: int = 0
     kept: bool = False
+    tied: bool = False
     at_end: bool = False
 
 
@@ -62,13 +64,15 @@ class Fsdp2Run(Engine):
         self.order: list[Unit] = []
 
     def before_forward(self, layer: Layer) -> None:
-        """Gather its units, and let go of the buffer of the one before."""
+        """Gather its units, and let go of the buffer of the one before; after the last one of both, before the loss."""
         for unit in self.of.get(layer.key, ()):
             if unit not in self.gathered:
                 self._ask(unit)
                 buffer = self._copy_out(unit)
                 self.requests.free(self.held)
                 self.held = buffer
+        if layer.script.output < 0:
+            self.end_of_forward()
 
     def after_forward(self, layer: Layer) -> None:
         """Reshard what is not kept."""
@@ -107,7 +111,10 @@ class Fsdp2Run(Engine):
             # the first is handed over last: until then all gradients of the layer are taken to be there
             sizes = (nbytes for _, nbytes in layer.script.gradients)
             mine = list(zip(gradients, sizes, strict=True)) if unit is units[0] else []
-            self.fresh.setdefault(unit, []).extend(mine)
+            if unit.tied and unit in self.fresh:
+                self.requests.free(gradients)
+            else:
+                self.fresh.setdefault(unit, []).extend(mine)
         for unit in reversed(units):
             self._ask_before(unit)
             if not unit.at_end:

@@ -33,6 +33,8 @@ def units_of(passing: Fsdp2, row: int, layers: Sequence[Layer]) -> dict[int, tup
     apart = bool(experts_apart(own.plans)[0])
     in_ends = np.isin(table.slots, [at.embedding, at.final])
     root = _unit(passing, in_ends, kept=True, at_end=True) if together else None
+    if root is not None:
+        root = dataclasses.replace(root, tied=passing.inventory.setting.model.tied)
     last_block = max((layer.key for layer in layers if layer.slots and 0 < layer.slots[0] < at.final), default=-1)
     last_kept = passing.inventory.setting.profile.memory.last_block_kept
     alike: dict[tuple[int, ...], list[Unit]] = {}
@@ -55,7 +57,7 @@ def _unit(passing: Fsdp2, members: BoolArray, *, kept: bool, at_end: bool) -> Un
     own, setting = passing.own, passing.inventory.setting
     table = own.table
     elements = passing.elements * members
-    over = int((own.expert if table.expert[members].all() else own.dense)[0])
+    over = int(own.over(1)[bool(table.expert[members].all())][0])
     gathered = setting.dtype("gathered")
     weights = gathered_bytes(table, elements, gathered)[0]
     trained = int((elements * table.trainable)[0].sum())

@@ -13,9 +13,9 @@ from trainledger.account.shares import Shares
 from trainledger.arrays import IntArray
 from trainledger.inventory.inventory import Inventory
 
-Part = Literal["forward", "backward", "second", "handed", "none"]
+Part = Literal["forward", "backward", "second", "handed", "end", "none"]
 """What happens at a place: a layer runs forward; it runs backward; it does so second, after one whose gradients are on
-their way; its gradients are handed over; nothing runs."""
+their way; its gradients are handed over; all backwards are over; nothing runs."""
 
 
 class Passing:
@@ -46,6 +46,8 @@ class Passing:
                 return self.second(slot)
             case "handed":
                 return self.handed(slot, first=first)
+            case "end":
+                return self.end()
             case "none":
                 return self.none
 
@@ -62,6 +64,10 @@ class Passing:
     def second(self, slot: int) -> IntArray:
         """While a layer runs backward right after the first of its slot that did."""
         return self.backward(slot, first=True)
+
+    def end(self) -> IntArray:
+        """When the last backward of a step is over."""
+        return self.none
 
     def handed(self, slot: int, *, first: bool) -> IntArray:
         """When the gradients of a layer are handed over, its activations gone."""

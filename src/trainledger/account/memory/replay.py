@@ -96,7 +96,11 @@ def _stage(inventory: Inventory, plans: Plans, own: Shares, row: int) -> Stage:
         ops=ops,
         releases="weight" if any(op.kind == "weight" for op in ops) else "backward",
         received=int(received_bytes(inventory, plans, own.counts)[0, row]),
-        beside=(inventory.setting.profile.memory.workspace_bytes, parts.beside * (pp_stage == pp - 1)),
+        beside=(
+            inventory.setting.profile.memory.workspace_bytes,
+            parts.standing,
+            parts.beside * (pp_stage == pp - 1),
+        ),
     )
 
 
@@ -107,7 +111,7 @@ class _Parts:
         self.setting, self.at = inventory.setting, inventory.table.at
         tapes = parts_of(inventory, plans)
         self.every = tapes.every
-        self.beside = int(np.max(tapes.beside))
+        self.standing, self.beside = int(np.max(tapes.standing)), int(np.max(tapes.beside))
         gradients = self.setting.profile.memory.unit_gradients
         self.blocks, self.between = (
             [script_of(tape, 0, gradients=gradients) for tape in kinds] for kinds in (tapes.blocks, tapes.between)
@@ -129,7 +133,8 @@ class _Parts:
             there.append(((kind + 1,), script))
         if chunk == chunks - 1:
             there.append((tuple(slot for slot in (at.final, at.copy) if counts[slot]), self.final))
-            there += [((at.mtp,), self.blocks[-1]), ((), self.final)] * int(counts[at.mtp])
+            more = [((at.mtp,), self.blocks[-1]), ((), self.final)] if counts[at.mtp] else []
+            there += more * int(counts[at.mtp])
         return there
 
 
