@@ -39,10 +39,10 @@ PREDICTED = {
     "TTN": 10,
     "TTN2": 3,
     "TTU": 2,
-    "ZBP": 12,
+    "ZBP": 24,
 }
 INCOMPLETE = {"MMZ": 2, "MPF": 1, "PRM": 8}
-UNSUPPORTED = {"BLM": 52, "CAI": 2, "FP8LM": 2, "TTU": 2, "ZBP": 12}
+UNSUPPORTED = {"BLM": 52, "CAI": 2, "FP8LM": 2, "TTU": 2}
 
 LLAMA: dict[str, str] = {
     "id": "AB-1",

@@ -253,3 +253,26 @@ def test_what_a_region_reads_may_be_discarded_and_is_there_before_the_region_run
     assert tape.saved.tolist() == [2]
     assert [name for phase, name in tape.instants if phase == "again"] == ["norm", "up", "down"]
     assert at(tape, "backward", "up") == 2 + 16 + 8 + 16
+
+
+def test_products_that_are_put_off_keep_their_factors() -> None:
+    program = Program()
+    x = program.input("x", 2)
+    normed = program.op("norm", x, 2, keeps=(x,))
+    up = program.op("up", normed, 8, keeps=(normed,), product=True)
+    gate = program.op("gate", normed, 4, keeps=(normed,), product=True)
+    tape = walk(program, program.op("down", (up, gate), 2, keeps=(up, gate), product=True))
+    # normed once, up, and the gradients of up, gate and down
+    assert tape.put_off.tolist() == [2 + 8 + 8 + 4 + 2]
+    assert plain().put_off.tolist() == plain().saved.tolist()
+
+
+def test_where_products_are_put_off_their_factors_stay_through_the_backward() -> None:
+    program = Program(puts_off=True)
+    x = program.input("x", 2)
+    up = program.op("up", x, 8, keeps=(x,), product=True)
+    act = program.op("act", up, 16, keeps=(up,))
+    tape = walk(program, program.op("down", act, 2, keeps=(act,), product=True))
+    # x, act, the gradients of up and down, and that of x; up and the gradient of act are gone
+    assert at(tape, "backward", "up") == 2 + 16 + 8 + 2 + 2
+    assert tape.put_off.tolist() == [2 + 16 + 8 + 2]

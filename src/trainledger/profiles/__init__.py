@@ -28,7 +28,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
     ),
     "deepspeed": ("0.19.toml",),
     "deepspeed-estimator": ("0.19.toml", "before-0.14.3.toml"),
-    "megatron": ("0.20.toml",),
+    "megatron": ("0.20.toml", "zero-bubble.toml"),
     "nanotron": ("2024-08.toml", "2024-04.toml"),
 }
 """Files of each engine, newest first; the first is used when no release is given."""

@@ -141,13 +141,16 @@ def _handed_on(inventory: Inventory, plans: Plans, counts: IntArray) -> IntArray
 def _idle(kept: IntArray) -> list[Place]:
     """The places where no layer runs, and the turn, which a count of parameters has too."""
     everywhere, nothing = np.ones_like(kept, dtype=np.bool_), np.zeros_like(kept)
-    ends: tuple[tuple[str, Instant], ...] = (
-        ("between steps", "rest"),
-        ("turn from forward to backward", "loss"),
-        ("end of backward", "backward"),
-        ("optimizer step", "step"),
+    ends: tuple[tuple[str, Instant, Part], ...] = (
+        ("between steps", "rest", "none"),
+        ("turn from forward to backward", "loss", "none"),
+        ("end of backward", "backward", "end"),
+        ("optimizer step", "step", "none"),
     )
-    return [Place(label=label, states=states, kept=kept, walked=nothing, here=everywhere) for label, states in ends]
+    return [
+        Place(label=label, states=states, part=part, kept=kept, walked=nothing, here=everywhere)
+        for label, states, part in ends
+    ]
 
 
 class _Kind(NamedTuple):
@@ -187,19 +190,24 @@ class _Stages:
         whole = saved + self.embedded + _handed_on(inventory, plans, counts)
         vpp = plans.vpp[:, None]
         schedule = find_schedule(inventory.setting.scenario.schedule)
-        # what waits for the gradients of its weights keeps no more than a whole one
-        chunks = schedule.in_flight(plans, pp_stage) + schedule.inputs_kept(plans, pp_stage)
+        chunks, late = schedule.in_flight(plans, pp_stage), schedule.inputs_kept(plans, pp_stage)
         # the micro-batch that runs now is one of those in flight
         nothing = np.zeros_like(plans.mbs)
         beside = (self.losses > 0) * (self.parts.beside + nothing)[:, None]
         standing = (counts.sum(axis=2) > 0) * (self.parts.standing + nothing)[:, None]
         self.received = received_bytes(inventory, plans, counts) + standing + beside
-        self.others = ceil_div(whole, vpp) * np.maximum(chunks - vpp, 0) + self.received
+        self.others = ceil_div(whole, vpp) * np.maximum(chunks - vpp, 0) + self._late(late, vpp) + self.received
         if schedule.releases == "weight":
             # a loss waits like the layers before it: on the last stage for as many backwards as stages lie before
             waiting = np.minimum(plans.num_microbatches, plans.pp)[:, None] - 1
             self.others = self.others + self.losses * waiting * self.parts.final.saved[:, None]
         self.chunk = np.where(chunks < vpp, ceil_div(whole, vpp) * chunks, whole)
+
+    def _late(self, chunks: IntArray, vpp: IntArray) -> IntArray:
+        """[plans, rows]: of chunks that have run backward but for gradients of weights, an output layer included."""
+        layers = sum((kind.tape.put_off[:, None] * kind.layers for kind in self.kinds), np.zeros_like(chunks))
+        ends = self.losses * self.parts.final.put_off[:, None] if self.parts.final.factors else 0
+        return ceil_div(layers, vpp) * chunks + ends * (chunks // vpp)
 
     def active(self) -> Active:
         places = [*self._forward(), *self._output(), *self._backward(), *_idle(self.received)]

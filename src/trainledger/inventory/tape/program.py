@@ -53,6 +53,7 @@ class Op:
     grad_into    the kept tensor that its input's gradient is written over
     region       which recomputed region it belongs to; 0: none
     pinned       in such a region, what it makes is kept and not computed again
+    product      its weight's gradient multiplies its first input and the gradient of its output, and may be put off
     """
 
     name: str
@@ -68,6 +69,7 @@ class Op:
     grad_into: Value | None = None
     region: int = 0
     pinned: bool = False
+    product: bool = False
 
     @property
     def makes(self) -> tuple[Value, ...]:
@@ -85,7 +87,9 @@ class Program:
     (['square'], 8)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, puts_off: bool = False) -> None:
+        """`puts_off`: products for gradients of weights are multiplied once the backward of the whole part is over."""
+        self.puts_off = puts_off
         self.ops: list[Op] = []
         self.inputs: list[Value] = []
         self.held: dict[Value, int] = {}
@@ -115,6 +119,7 @@ class Program:
         first_over: bool = False,
         grad_into: Value | None = None,
         pinned: bool = False,
+        product: bool = False,
         differentiable: bool = True,
     ) -> Value:
         """Add an operation with one output of `nbytes`; `in_place`: written over the first input's storage."""
@@ -136,6 +141,7 @@ class Program:
                 grad_into=grad_into,
                 region=self._region,
                 pinned=pinned,
+                product=product,
             )
         )
         return output

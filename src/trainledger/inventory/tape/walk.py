@@ -51,6 +51,7 @@ class Tape:
     turn       how many of them are forward
     output     index of the storage that the part hands on; -1: it is a loss
     returned   index of the gradient of that, which whatever runs next hands back; -1: it is a loss
+    factors    bytes of each tensor that gradients of weights multiply, where they may be put off
     """
 
     instants: tuple[tuple[Phase, str], ...]
@@ -58,6 +59,7 @@ class Tape:
     storages: tuple[Storage, ...]
     output: int = -1
     returned: int = -1
+    factors: tuple[Bytes, ...] = ()
 
     @cached_property
     def bytes(self) -> IntArray:
@@ -83,6 +85,13 @@ class Tape:
     def saved(self) -> IntArray:
         """[plans]: bytes kept between forward and backward."""
         return self.waits @ self.bytes
+
+    @cached_property
+    def put_off(self) -> IntArray:
+        """[plans]: bytes kept after a backward but for gradients of weights; all, if no operation says which."""
+        if not self.factors:
+            return self.saved
+        return sum((np.atleast_1d(nbytes).astype(np.int64) for nbytes in self.factors), np.zeros(1, dtype=np.int64))
 
     @cached_property
     def handed(self) -> IntArray:
@@ -169,7 +178,14 @@ class _Walk:
             storages=tuple(self.storages),
             output=-1 if self.output is None else index[id(self.first[self.output.root])],
             returned=-1 if self.output is None else len(self.program.inputs),
+            factors=tuple(self._factors()),
         )
+
+    def _factors(self) -> Iterator[Bytes]:
+        """What products for gradients of weights multiply: inputs, each once, and gradients of outputs."""
+        products = [op for op in self.program.ops if op.product]
+        yield from (value.nbytes for value in dict.fromkeys(op.inputs[0] for op in products))
+        yield from (op.outputs[0].nbytes for op in products)
 
     def _new(self, name: str, nbytes: Bytes, kind: Kind, born: int) -> Storage:
         storage = Storage(name, nbytes, kind, born, born)
@@ -240,7 +256,9 @@ class _Walk:
         if not coming and not (self.output is None and op is self.program.ops[-1]):
             return
         for gradient in coming:
-            gradient.touch(instant)
+            gradient.touch(self.end if self.program.puts_off and op.product else instant)
+        if self.program.puts_off and op.product:
+            self._storage(op.inputs[0], op.region, again=op.region > 0).touch(self.end)
         if self.program.reruns.get(op.region) == "lazy":
             for value in op.keeps:
                 self._storage(value, op.region, again=True).touch(instant)

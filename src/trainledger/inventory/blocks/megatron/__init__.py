@@ -1,8 +1,17 @@
-"""Megatron-Core on TransformerEngine: norms and matrices in one, inputs kept as this rank's part of the tokens."""
+"""Megatron-Core on TransformerEngine: norms and matrices in one, inputs kept as this rank's part of the tokens.
+
+Before TransformerEngine, and in forks of that time, modules are Megatron's own (native.py).
+"""
 
 from __future__ import annotations
 
-from trainledger.inventory.blocks.megatron.model import embedding, gathered_input, layer, output
+import numpy as np
+
+from trainledger.arrays import IntArray
+from trainledger.dtypes import bytes_of
+from trainledger.inventory.blocks.megatron.model import Kit, embedding, gathered_input, layer, output
+from trainledger.inventory.blocks.megatron.modules import Modules
+from trainledger.inventory.blocks.megatron.native import Native
 from trainledger.inventory.blocks.parts import Parts
 from trainledger.inventory.blocks.sizes import Sizes
 from trainledger.inventory.inventory import Inventory
@@ -10,12 +19,35 @@ from trainledger.inventory.inventory import Inventory
 
 def parts(inventory: Inventory, sizes: Sizes) -> Parts:
     """The parts of a model under a Setting."""
+    return _parts(inventory, sizes, Modules, standing=0, beside=gathered_input(sizes))
+
+
+def native_parts(inventory: Inventory, sizes: Sizes) -> Parts:
+    """The same of Megatron's own modules; one buffer serves all gathers and the scores before their softmax."""
+    return _parts(
+        inventory, sizes, Native, standing=np.maximum(gathered_input(sizes), _scores(inventory, sizes)), beside=0
+    )
+
+
+def _parts(inventory: Inventory, sizes: Sizes, kit: Kit, *, standing: IntArray | int, beside: IntArray | int) -> Parts:
     setting = inventory.setting
-    again = setting.recomputed_parts
     mtp = inventory.table.at.mtp
+    again = setting.recomputed_parts
     return Parts(
         embedding=embedding(sizes),
-        blocks=tuple(layer(block, sizes, again, predicts=slot == mtp) for slot, block in inventory.layers),
-        final=output(sizes, setting.loss),
-        beside=gathered_input(sizes),
+        blocks=tuple(layer(block, sizes, kit, again, predicts=slot == mtp) for slot, block in inventory.layers),
+        final=output(sizes, kit, setting.loss),
+        standing=standing,
+        beside=beside,
     )
+
+
+def _scores(inventory: Inventory, sizes: Sizes) -> IntArray:
+    """[plans]: what a product of queries and keys is started from, where scores are made. [zero-bubble-fork]"""
+    largest = np.zeros_like(sizes.tp)
+    if sizes.setting.scenario.attention == "eager":
+        for _, block in inventory.layers:
+            if block.attention is not None:
+                scores = sizes.tokens * sizes.setting.workload.seq * sizes.heads(block.attention)
+                largest = np.maximum(largest, bytes_of(scores, sizes.dtype))
+    return largest

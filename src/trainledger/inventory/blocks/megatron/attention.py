@@ -22,7 +22,10 @@ def attention(modules: Modules, of: Attention, x: Value) -> Value:
 
 
 def _grouped(modules: Modules, of: Attention, x: Value) -> tuple[Value, Value, Value]:
-    """One matrix gives all three; the queries of a group are copied together, and rotated ones are new."""
+    """One matrix gives all three; the queries of a group are copied together, and rotated ones are new.
+
+    Scores are made of what the matrix gave as it lies, unless it has to be rotated before.
+    """
     program, sizes = modules.program, modules.sizes
     query = modules.per_head(sizes.heads(of), of.qk_head_dim)
     key = modules.per_head(sizes.kv_heads(of), of.qk_head_dim)
@@ -30,11 +33,19 @@ def _grouped(modules: Modules, of: Attention, x: Value) -> tuple[Value, Value, V
     mixed = modules.normed_column("norm, query, key and value projection", x, sizes.hidden_size, query + key + value)
     parts = {"part of queries": query, "part of keys": key, "part of values": value}
     q, k, v = program.split("queries, keys and values", mixed, parts)
+    if sizes.setting.scenario.attention == "eager" and of.heads == of.kv_heads and not _rotates(modules, of):
+        return q, k, v
     return (
         program.op("queries", q, query, work=query),
         program.op("keys", k, key),
         program.op("values", v, value),
     )
+
+
+def _rotates(modules: Modules, of: Attention) -> bool:
+    """Whether positions are told by rotation: not by a table of the model's, nor by slopes."""
+    table = any(tensor.role == "position" for tensor in modules.sizes.setting.model.embedding)
+    return not table and "alibi" not in of.scores
 
 
 def _latent(modules: Modules, of: Attention, x: Value) -> tuple[Value, Value, Value]:

@@ -14,6 +14,9 @@ from trainledger.inventory.blocks.megatron.modules import Modules
 from trainledger.inventory.blocks.sizes import Sizes
 from trainledger.inventory.tape import Program, Tape, Value, walk
 
+Kit = type[Modules]
+"""Whose modules a model is built of."""
+
 
 def embedding(sizes: Sizes) -> Tape:
     """The ranks' parts are summed and scattered; backward the gradient of the whole table is made, and then added."""
@@ -25,13 +28,13 @@ def embedding(sizes: Sizes) -> Tape:
     return walk(program, out)
 
 
-def layer(block: Block, sizes: Sizes, again: tuple[str, ...], *, predicts: bool) -> Tape:
+def layer(block: Block, sizes: Sizes, kit: Kit, again: tuple[str, ...], *, predicts: bool) -> Tape:
     """One layer; `again` names what is recomputed: parts of it, or `full`.
 
     predicts   a multi-token-prediction depth: two norms and a matrix come before the layer
     """
-    program = Program()
-    modules = Modules(program, sizes, again)
+    program = Program(puts_off=kit.native)
+    modules = kit(program, sizes, again)
     x = program.input("input of the layer", sizes.residual)
     if "full" not in again:
         return walk(program, _layer(modules, block, x, predicts=predicts))
@@ -78,19 +81,19 @@ def _joined(modules: Modules, x: Value) -> Value:
     return modules.column("projection of both", side_by_side, 2 * width, modules.sharded(width))
 
 
-def output(sizes: Sizes, how: str) -> Tape:
+def output(sizes: Sizes, kit: Kit, how: str) -> Tape:
     """Final norm, output layer and loss.
 
     The layer gathers its input into a buffer that stays (gathered_input), and holds the gradient of all tokens.
     [megatron: core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication]
     """
     program = Program()
-    modules = Modules(program, sizes)
+    modules = kit(program, sizes)
     x = program.input("output of the last layer", sizes.residual)
     normed = modules.norm("final norm", x, sizes.hidden_size)
     of = Logits(rows=sizes.tokens, elements=sizes.tokens * vocab_of_rank(sizes), dtype=sizes.dtype)
     whole = modules.where_sp(sizes.hidden)
-    logits = program.op("output layer", normed, of.bytes(), keeps=(normed,), back_work=whole)
+    logits = program.op("output layer", normed, of.bytes(), keeps=(normed,), back_work=whole, product=kit.native)
     cross_entropy(program, how, logits, of)
     return walk(program, None)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TypedDict
+from typing import ClassVar, TypedDict
 
 import numpy as np
 
@@ -33,11 +33,13 @@ class Modules:
     """Adds modules to a program; sizes are those of one micro-batch on one rank, arrays [plans].
 
     again   the parts of a layer that are recomputed
+    native  these are Megatron's own (native.py)
     """
 
     program: Program
     sizes: Sizes
     again: tuple[str, ...] = ()
+    native: ClassVar[bool] = False
 
     @contextmanager
     def recomputed(self, part: str) -> Generator[None]:
@@ -117,10 +119,11 @@ class Modules:
         return self.program.op(name, x, nbytes, **self._input(x), back_work=self._gradient(nbytes))
 
     def added(self, name: str, stream: Value, branch: Value, *, dropout: bool) -> Value:
-        """The residual addition, a new tensor; dropout before it keeps one byte an element."""
-        width = self.sizes.hidden_size
-        made = {"dropout mask": self.sharded(width, "uint8")} if dropout else {}
-        return self.program.op(name, (stream, branch), stream.nbytes, made=made, passes=True)
+        """The residual addition, a new tensor; with dropout before it, which keeps a byte an element, in one kernel."""
+        if dropout:
+            made = {"mask": self.sharded(self.sizes.hidden_size, "uint8")}
+            branch = self.program.op(f"dropout before the {name}", branch, branch.nbytes, in_place=True, made=made)
+        return self.program.op(name, (stream, branch), stream.nbytes, passes=True)
 
     @property
     def quantised(self) -> bool:
