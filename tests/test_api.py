@@ -67,7 +67,7 @@ def test_a_plan_file_and_a_config_stand_where_the_name_does() -> None:
         (UnknownName, {"sweep": "gpus=1..8"}, r"'sweep' is not a known flag of ledger\(\)"),
         (BadInput, {"gpus": "8"}, r"ledger\(\): gpus is '8': expected `int`, got `str`"),
         (BadInput, {"gpus": 8.5}, r"ledger\(\): gpus is 8.5: expected `int`, got `float`"),
-        (BadInput, {"recompute": "some"}, r"ledger\(\): recompute is 'some': .*write none or full"),
+        (Refused, {"recompute": "some"}, r"\[engine-recompute\] --recompute some is not something paper does"),
         (BadInput, {"offload": "cpu"}, r"ledger\(\): offload: 'cpu' is not one of optimizer, parameters"),
         (BadInput, {"pp_layout": (2, 2.5)}, r"ledger\(\): pp-layout is \(2, 2.5\): expected `int`, got `float`"),
         (BadInput, {"tp": 0}, r"--tp is 0: it must lie between 1 and"),

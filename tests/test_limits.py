@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from command_line import answer, run
-from trainledger.account.memory import stage_memory
+from trainledger.account.memory import device_bytes
 from trainledger.account.memory.limits import REFUSED, SEQ_STEP, largest, limits, most_params
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, make_plans
@@ -59,7 +59,7 @@ def test_one_step_more_does_not_fit(engine: str) -> None:
     def held(mbs: int, seq: int) -> int:
         workload = msgspec.structs.replace(ran.setting.workload, seq=seq)
         longer = Inventory(dataclasses.replace(ran.setting, workload=workload))
-        return int(stage_memory(longer, make_plans({**plans.row(0), "mbs": mbs})).device[0])
+        return device_bytes(longer, make_plans({**plans.row(0), "mbs": mbs}))
 
     assert held(found.largest_mbs, 4096) <= usable < held(found.largest_mbs + 1, 4096)
     assert held(1, found.longest_seq) <= usable < held(1, found.longest_seq + SEQ_STEP)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trainledger.account.ledger import entry
-from trainledger.account.memory import stage_memory
+from trainledger.account.memory import device_bytes, stage_memory
 from trainledger.account.peak import peak_of
 from trainledger.account.states import state_account
 from trainledger.errors import Refused
@@ -48,7 +48,8 @@ def test_what_is_offered_is_what_its_ledger_says(model: str, gpus: int, engine: 
         inventory = Inventory(setting.under(recompute=one.recompute))
         peak = entry(inventory, make_plans(one.plan)).peak
         assert (peak.total_bytes, peak.pp_stage, peak.instant) == (one.total_bytes, one.pp_stage, one.instant)
-        assert one.headroom_bytes == usable - peak.device_bytes >= 0
+        assert one.device_bytes == device_bytes(inventory, make_plans(one.plan)) >= peak.device_bytes
+        assert one.headroom_bytes == usable - one.device_bytes >= 0
 
 
 @pytest.mark.parametrize(

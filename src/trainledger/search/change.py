@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from trainledger.account.memory import stage_memory
+from trainledger.account.memory import device_bytes, stage_memory
 from trainledger.account.peak import host_holds
 from trainledger.arrays import ints
 from trainledger.inventory.inventory import Inventory
@@ -61,9 +61,10 @@ def smallest_change(setting: Setting, plans: Plans, gbs: int) -> Change | None:
         chosen = rows.take(legal)
         inventory = Inventory(changed)
         memory = stage_memory(inventory, chosen)
-        fits = np.nonzero((memory.device <= usable) & host_holds(changed, chosen, memory.states))[0]
-        if len(fits):
-            first = int(fits[0])
+        # what the allocator reserves beside is asked of those alone that fit without it
+        likely = np.nonzero((memory.device <= usable) & host_holds(changed, chosen, memory.states))[0].tolist()
+        first = next((row for row in likely if device_bytes(inventory, chosen.take(ints(row))) <= usable), -1)
+        if first >= 0:
             return Change(
                 knob=knob,
                 before=before,

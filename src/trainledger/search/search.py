@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from trainledger.account.memory import stage_memory
+from trainledger.account.memory import device_bytes, stage_memory
 from trainledger.account.peak import host_holds, single_peak
 from trainledger.account.traffic import wire_totals
 from trainledger.arrays import FloatArray, IntArray
@@ -121,11 +121,28 @@ def run_search(
         evaluated=len(plans) * len(recomputes),
         accepted=len(ranked),
         rejected=dict(sorted(rejected.items(), key=lambda item: -item[1])),
-        plans=[_candidate(*place, usable) for place in ranked[:top]],
-        pareto=[_candidate(*place, usable) for place in _spaced(front, PARETO_LIMIT)],
+        plans=_sorted(_first(ranked, top, usable), sort),
+        pareto=_first(_spaced(front, PARETO_LIMIT), PARETO_LIMIT, usable),
         pareto_size=len(front),
         smallest_change=None if ranked else _smallest_change(nearest, workload, gbs),
     )
+
+
+def _first(places: list[Place], most: int, usable: int) -> list[Candidate]:
+    """The first of them that fit with what the allocator reserves, which is worked out for these alone."""
+    found: list[Candidate] = []
+    for place in places[: 2 * most]:
+        one = _candidate(*place, usable)
+        if one.headroom_bytes >= 0:
+            found.append(one)
+        if len(found) == most:
+            break
+    return found
+
+
+def _sorted(found: list[Candidate], sort: Sort) -> list[Candidate]:
+    """What is reserved may turn the order of plans that leave about as much."""
+    return sorted(found, key=lambda one: -one.headroom_bytes) if sort == "headroom" else found
 
 
 def _spaced(front: list[Place], most: int) -> list[Place]:
@@ -233,15 +250,16 @@ def _pareto(kept: list[_Scored]) -> list[Place]:
 def _candidate(scored: _Scored, row: int, usable: int) -> Candidate:
     plans = scored.plans.take(slice(row, row + 1))
     peak = single_peak(scored.inventory, plans)
+    device = device_bytes(scored.inventory, plans)
     return Candidate(
         plan=plans.row(0),
         recompute=scored.inventory.setting.scenario.recompute,
         total_bytes=peak.total_bytes,
-        device_bytes=peak.device_bytes,
+        device_bytes=device,
         states_bytes=peak.states_bytes,
         activations_bytes=peak.activations_bytes,
         wire_bytes=round(float(scored.wire[row])),
-        headroom_bytes=usable - peak.device_bytes,
+        headroom_bytes=usable - device,
         pp_stage=peak.pp_stage,
         instant=peak.instant,
     )

@@ -22,7 +22,6 @@ from trainledger.service.requests import PlanRequest, RunRequest
 from trainledger.units import format_bytes, parse_quantity
 
 if TYPE_CHECKING:
-    from trainledger.account.peak import Peak
     from trainledger.facts.cluster import Accelerator, Cluster
     from trainledger.facts.model import Model
 
@@ -111,12 +110,12 @@ class Run:
         cluster = self.setting.cluster
         return cluster.host_share_bytes(self.gpus) if cluster is not None else None
 
-    def fits(self, peak: Peak) -> bool | None:
+    def fits(self, device_bytes: int, host_bytes: int) -> bool | None:
         """Whether card and, where it is known, host hold a plan; None without a card."""
         if self.usable_bytes is None:
             return None
         share = self.host_share_bytes
-        return peak.device_bytes <= self.usable_bytes and (share is None or peak.host_bytes <= share)
+        return device_bytes <= self.usable_bytes and (share is None or host_bytes <= share)
 
     def plans(self, zero_stages: Sequence[int]) -> Plans:
         """One row per zero_stage."""

@@ -225,13 +225,15 @@ def engine_of(run: Run) -> Engine:
 def _memory(run: Run, plans: Plans, inventory: Inventory, found: Entry) -> Memory:
     peak, usable = found.peak, run.usable_bytes
     found_memory = memory_of(inventory, plans, found.stages)
-    fits = run.fits(peak)
+    meters = found_memory.meters
+    device = meters.get("device", meters["allocated"]).estimate
+    fits = run.fits(device, peak.host_bytes)
     gbs = run.setting.workload.gbs or int(plans.num_microbatches[0] * plans.mbs[0] * plans.dp[0])
     most = limits(inventory, plans) if usable is not None else None
     return Memory(
-        meters=found_memory.meters,
+        meters=meters,
         usable_bytes=usable,
-        free_bytes=usable - peak.device_bytes if usable is not None else None,
+        free_bytes=usable - device if usable is not None else None,
         pp_stage=peak.pp_stage,
         place=peak.place,
         instant=peak.instant,

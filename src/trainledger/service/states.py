@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Iterable
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from trainledger.account.memory import stage_memory
+from trainledger.account.memory import device_bytes, stage_memory
 from trainledger.account.peak import by_basis, host_holds, peak_of
 from trainledger.account.traffic import wire_totals
 from trainledger.errors import MissingFact, Refused
@@ -183,7 +184,7 @@ def _rows(run: Run, inventory: Inventory, plans: Plans) -> list[Row]:
                 share_of_full=held / whole[index] if whole[index] else None,
                 wire_bytes=round(float(wire[index])),
                 traffic_vs_ddp=float(wire[index]) / ddp if ddp else None,
-                fits=run.fits(peak),
+                fits=run.fits(_device(run, inventory, plans, index), peak.host_bytes),
                 pp_stage=peak.pp_stage,
                 instant=peak.instant,
                 basis=_basis(by_basis(inventory, plans.take(slice(index, index + 1)), peak)),
@@ -237,11 +238,36 @@ def _fewest_gpus(run: Run, inventory: Inventory, usable: int) -> dict[str, int |
     chosen = plans.take(rows)
     memory = stage_memory(inventory, chosen)
     fits = (memory.device <= usable) & host_holds(run.setting, chosen, memory.states)
-    fitting = chosen.take(np.nonzero(fits)[0])
     for stage in stages:
-        gpus = fitting.gpus[fitting.zero_stage == stage]
-        fewest[str(stage)] = int(gpus.min()) if len(gpus) else None
+        rows = np.nonzero(fits & (chosen.zero_stage == stage))[0]
+        fewest[str(stage)] = _first(inventory, chosen.take(rows[np.argsort(chosen.gpus[rows], kind="stable")]), usable)
     return fewest
+
+
+def _first(inventory: Inventory, plans: Plans, usable: int) -> int | None:
+    """GPUs of the first of some plans that fits with what the allocator reserves too.
+
+    More ranks hold less each, and few more are wanted than without that: the step doubles until one fits.
+    """
+
+    def fits(row: int) -> bool:
+        return device_bytes(inventory, _one(plans, row)) <= usable
+
+    below, above = -1, 0
+    while above < len(plans) and not fits(above):
+        below, above = above, 2 * above + 1
+    between = range(below + 1, min(above, len(plans)))
+    found = below + 1 + bisect.bisect_left(between, 1, key=lambda row: int(fits(row)))
+    return int(plans.gpus[found]) if found < len(plans) else None
+
+
+def _one(plans: Plans, row: int) -> Plans:
+    return plans.take(slice(row, row + 1))
+
+
+def _device(run: Run, inventory: Inventory, plans: Plans, index: int) -> int:
+    """What the device meter shows of a plan; nobody asks without a card."""
+    return device_bytes(inventory, _one(plans, index)) if run.usable_bytes is not None else 0
 
 
 def _single_cards(run: Run, request: Request) -> tuple[Card, ...] | None:
@@ -265,7 +291,7 @@ def _single_cards(run: Run, request: Request) -> tuple[Card, ...] | None:
             usable = card.usable_bytes
         except (Refused, MissingFact):
             continue
-        total = int(stage_memory(Inventory(setting), plans).device[0])
+        total = device_bytes(Inventory(setting), plans)
         if total <= usable:
             cards.append(Card(name=card.name, usable_bytes=usable, free_bytes=usable - total))
     return tuple(sorted(cards, key=lambda card: (card.usable_bytes, card.name)))

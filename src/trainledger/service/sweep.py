@@ -6,6 +6,7 @@ from typing import get_args
 
 import msgspec
 
+from trainledger.account.memory import device_bytes
 from trainledger.account.peak import single_peak
 from trainledger.account.traffic import wire_totals
 from trainledger.errors import TrainledgerError, UnknownName, UsageError
@@ -104,7 +105,7 @@ def _row(request: PlanRequest, model: Model, value: int) -> tuple[Run, Row]:
         states_bytes=peak.states_bytes,
         activations_bytes=None if model.params_only else peak.activations_bytes,
         wire_bytes=round(float((data + parallel).max())),
-        fits=run.fits(peak),
+        fits=run.fits(device_bytes(inventory, plans), peak.host_bytes),
         pp_stage=peak.pp_stage,
         instant=peak.instant,
     )

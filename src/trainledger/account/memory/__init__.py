@@ -2,7 +2,7 @@
 
 from trainledger.account.memory.active import Place
 from trainledger.account.memory.beside import Beside, beside
-from trainledger.account.memory.meters import METERS, Alive, Memory, Meter, alive_at, memory_of
+from trainledger.account.memory.meters import METERS, Alive, Memory, Meter, alive_at, device_bytes, memory_of
 from trainledger.account.memory.stage import StageMemory, stage_memory
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "StageMemory",
     "alive_at",
     "beside",
+    "device_bytes",
     "memory_of",
     "stage_memory",
 ]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from trainledger.account.memory.meters import device_bytes
 from trainledger.account.memory.stage import stage_memory
 from trainledger.account.peak import host_holds
 from trainledger.arrays import ints
@@ -57,12 +58,19 @@ def largest_mbs(inventory: Inventory, plans: Plans) -> int:
     setting, row = inventory.setting, plans.row(0)
     if setting.workload.gbs is None:
         most = max(MOST_TOKENS // setting.workload.seq, 1)
-        return largest(lambda mbs: _held(inventory, _replaced(row, mbs)), _usable(setting), row["mbs"], most)
+        usable = _usable(setting)
+        return largest(lambda mbs: _held(inventory, _replaced(row, mbs), usable), usable, row["mbs"], most)
     share = setting.workload.gbs // (row["dp_replicate"] * row["dp_shard"])
     sizes = ints(_divisors(share))
     grown = make_plans({**row, "mbs": sizes, "num_microbatches": share // sizes})
-    fitting = sizes[_fits(inventory, grown)]
-    return int(fitting.max()) if len(fitting) else 0
+    fitting = np.sort(sizes[_fits(inventory, grown)])[::-1].tolist()
+    usable = _usable(setting)
+    fits = (mbs for mbs in fitting if device_bytes(inventory, _shared(row, mbs, share)) <= usable)
+    return next(fits, 0)
+
+
+def _shared(row: dict[str, int], mbs: int, share: int) -> Plans:
+    return make_plans({**row, "mbs": mbs, "num_microbatches": share // mbs})
 
 
 def _replaced(row: dict[str, int], mbs: int) -> Plans:
@@ -81,15 +89,15 @@ def _divisors(number: int) -> list[int]:
 
 def longest_seq(inventory: Inventory, plans: Plans) -> int:
     """The longest sequence."""
-    setting, row = inventory.setting, plans.row(0)
+    setting, row, usable = inventory.setting, plans.row(0), _usable(inventory.setting)
     step = math.lcm(2 * row["cp"] * row["tp"], SEQ_STEP)
 
     def held(count: int) -> int:
         workload = msgspec.structs.replace(setting.workload, seq=count * step)
-        return _held(Inventory(dataclasses.replace(setting, workload=workload)), plans)
+        return _held(Inventory(dataclasses.replace(setting, workload=workload)), plans, usable)
 
     most = max(MOST_TOKENS // (step * row["mbs"]), 1)
-    return step * largest(held, _usable(setting), max(setting.workload.seq // step, 1), most)
+    return step * largest(held, usable, max(setting.workload.seq // step, 1), most)
 
 
 def most_params(setting: Setting, plans: Plans, usable: int) -> int:
@@ -103,7 +111,7 @@ def most_params(setting: Setting, plans: Plans, usable: int) -> int:
     alone = make_plans({**row, "tp": 1, "pp": 1, "vpp": 1, "etp": 1, "sp": 0})
 
     def held(count: int) -> int:
-        return _held(Inventory(dataclasses.replace(setting, model=model_from_count(count))), alone)
+        return _held(Inventory(dataclasses.replace(setting, model=model_from_count(count))), alone, usable)
 
     return parts * largest(held, usable, 1 << 30, MOST_PARAMS)
 
@@ -147,8 +155,11 @@ def _usable(setting: Setting) -> int:
     return setting.usable_bytes
 
 
-def _held(inventory: Inventory, plans: Plans) -> int:
-    """Bytes that the device meter shows of a single plan; REFUSED where a rule or the host forbids it."""
+def _held(inventory: Inventory, plans: Plans, usable: int) -> int:
+    """Bytes that the device meter shows of a single plan; REFUSED where a rule or the host forbids it.
+
+    What the allocator reserves is asked only of what fits `usable` bytes without it.
+    """
     try:
         if not passing(REFUSALS, inventory.setting, plans)[0]:
             return REFUSED
@@ -156,7 +167,10 @@ def _held(inventory: Inventory, plans: Plans) -> int:
     except TrainledgerError:
         # what cannot be counted is more than any card has
         return REFUSED
-    return int(memory.device[0]) if host_holds(inventory.setting, plans, memory.states)[0] else REFUSED
+    if not host_holds(inventory.setting, plans, memory.states)[0]:
+        return REFUSED
+    least = int(memory.device[0])
+    return least if least > usable else max(device_bytes(inventory, plans), least)
 
 
 def _fits(inventory: Inventory, plans: Plans) -> BoolArray:

@@ -64,14 +64,28 @@ def memory_of(inventory: Inventory, plans: Plans, stages: StageMemory | None = N
     )
 
 
+def device_bytes(inventory: Inventory, plans: Plans) -> int:
+    """What the device meter shows of a Plans of length one; in an accounting on paper, what is allocated.
+
+    For many plans StageMemory.device is a lower bound of it: it knows nothing of what the allocator reserves beside.
+    """
+    meters = memory_of(inventory, plans).meters
+    return meters.get("device", meters["allocated"]).estimate
+
+
 def _meters(inventory: Inventory, plans: Plans, allocated: int) -> dict[str, Meter]:
-    """What is reserved is what a replay of the step's requests asks for; an accounting on paper has one meter."""
+    """What is reserved is what a replay of the step's requests asks for; an accounting on paper has one meter.
+
+    A count of parameters makes no requests: nothing is known of what its allocator reserves.
+    """
     meters = {"allocated": Meter(estimate=allocated, lower=allocated, upper=allocated)}
     extra = beside(inventory, plans)
     if extra:
-        expandable = inventory.setting.allocator(int(plans.gpus[0])) == "expandable"
-        reserved = reserved_of(inventory, plans, expandable=expandable).max_reserved
-        meters["reserved"] = Meter(estimate=reserved, lower=allocated, upper=reserved)
+        reserved = allocated
+        if not inventory.setting.model.params_only:
+            expandable = inventory.setting.allocator(int(plans.gpus[0])) == "expandable"
+            reserved = reserved_of(inventory, plans, expandable=expandable).max_reserved
+            meters["reserved"] = Meter(estimate=reserved, lower=allocated, upper=reserved)
         meters["device"] = Meter(
             estimate=reserved + sum(line.amount for line in extra),
             lower=allocated + sum(line.lower for line in extra),
@@ -99,7 +113,7 @@ def alive_at(stages: StageMemory, index: int, row: int) -> tuple[Alive, ...]:
     )
     found += [Alive(name=n, kind=k, category=c, amount=int(amount[0, row])) for n, k, c, amount in sums]
     found.append(Alive(name="workspaces", kind="workspace", category="buffers", amount=stages.workspace_bytes))
-    if place.tape is not None and place.at is not None:
+    if place.tape is not None and place.tape.instants and place.at is not None:
         found += _walked(place.tape.at(int(place.at[0])), int(place.walked[0, row]))
     return tuple(sorted((entry for entry in found if entry.amount), key=lambda entry: -entry.amount))
 
