@@ -18,6 +18,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
     "pytorch": ("2.13.toml",),
     "torchtitan": (
         "b5bcd76.toml",
+        "2026-03.toml",
         "2026-01.toml",
         "2025-12.toml",
         "2025-07.toml",

@@ -187,6 +187,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cut_loss         the same over a vocabulary that tensor parallelism cuts; "": it stays as it is
     loss_chunks      parts of a chunked loss
     norm             RMS norms outside of compiled blocks: fused in one kernel; ATen's steps; own steps of the engine
+    fused_qkv        queries, keys and values are the result of one matrix
     copies_kv        keys and values are copied for each query head before attention
     selective_keeps  results that a checkpoint which chooses by operation keeps beside those of every second matrix:
                      flash, cudnn (of the attention kernels of that name), reduce_scatter, all_to_all
@@ -214,6 +215,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cut_loss: str = ""
     loss_chunks: int = 8
     norm: Literal["fused", "steps", "own"] = "fused"
+    fused_qkv: bool = False
     copies_kv: bool = False
     selective_keeps: tuple[str, ...] = ()
     cudnn_from: str = ""

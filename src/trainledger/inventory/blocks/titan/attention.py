@@ -23,12 +23,10 @@ def attention(build: Builder, shape: Attention, x: Value) -> Value:
 
 def _grouped(build: Builder, shape: Attention, x: Value) -> tuple[Value, Value, Value]:
     sizes, program = build.sizes, build.program
-    hidden, kv = sizes.hidden_size, sizes.kv_heads(shape)
+    kv = sizes.kv_heads(shape)
     queries, keys = sizes.heads(shape) * shape.qk_head_dim, kv * shape.qk_head_dim
     values = kv * shape.v_head_dim
-    q = build.matrix("query projection", x, sizes.wide(queries), build.weight(hidden * queries))
-    k = build.matrix("key projection", x, sizes.wide(keys), build.weight(hidden * keys))
-    v = build.matrix("value projection", x, sizes.wide(values), build.weight(hidden * values))
+    q, k, v = _projected(build, x, queries, keys, values)
     if shape.qk_norm:
         q = norm(build, "query norm", q, sizes.wide(queries), sizes.tokens * sizes.heads(shape), shape.qk_head_dim)
         k = norm(build, "key norm", k, sizes.wide(keys), sizes.tokens * kv, shape.qk_head_dim)
@@ -45,6 +43,29 @@ def _grouped(build: Builder, shape: Attention, x: Value) -> tuple[Value, Value, 
     else:
         k = rotated(build, "keys, rotated", k, sizes.wide(keys))
     return q, k, v
+
+
+def _projected(
+    build: Builder, x: Value, queries: IntArray, keys: IntArray, values: IntArray
+) -> tuple[Value, Value, Value]:
+    """Queries, keys and values of so many features on this rank: three matrices, or one whose result is taken apart.
+
+    Then each is copied out, inside the next operation where that is compiled. [torchtitan: models/common/attention.py]
+    """
+    sizes, hidden = build.sizes, build.sizes.hidden_size
+    if not build.rules.fused_qkv:
+        q = build.matrix("query projection", x, sizes.wide(queries), build.weight(hidden * queries))
+        k = build.matrix("key projection", x, sizes.wide(keys), build.weight(hidden * keys))
+        return q, k, build.matrix("value projection", x, sizes.wide(values), build.weight(hidden * values))
+    whole = queries + keys + values
+    mixed = build.matrix("query, key and value projection", x, sizes.wide(whole), build.weight(hidden * whole))
+    parts = {"query": sizes.wide(queries), "keys": sizes.wide(keys), "values": sizes.wide(values)}
+    views = build.program.split("query, keys and values", mixed, parts)
+    copied = [
+        view if build.compiled and name != "values" else build.program.op(f"{name}, copied out", view, nbytes)
+        for view, (name, nbytes) in zip(views, parts.items(), strict=True)
+    ]
+    return copied[0], copied[1], copied[2]
 
 
 def rotated(build: Builder, name: str, x: Value, nbytes: IntArray) -> Value:
