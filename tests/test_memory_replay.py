@@ -131,6 +131,18 @@ def test_schedules_of_many_chunks_hold_as_many_as_their_closed_form_says(engine:
     assert ratio(inventory, plan_of(mbs=4, pp=2, vpp=2, num_microbatches=8)) == pytest.approx(1, rel=0.02)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "zb-h1", "zb-1p", "zb-2p", "zero-bubble"])
+@pytest.mark.parametrize("release", ["", "zero-bubble"])
+def test_what_waits_for_its_turn_or_for_gradients_of_weights_agrees_on_every_stage(release: str, schedule: str) -> None:
+    scenario = {"engine": "megatron", "framework_version": release, "recompute": "none"}
+    inventory = Inventory(setting_of(dense(layers=8), Workload(seq=128), schedule=schedule, **scenario))
+    plans = plan_of(mbs=4, pp=4, num_microbatches=12)
+    stages = stage_memory(inventory, plans)
+    for row in range(len(stages.pp_stage[0])):
+        whole = max(int(stages.total(index)[0, row]) for index in range(len(stages.places)))
+        assert max(asked(events_of(inventory, plans, row))) == pytest.approx(whole, rel=5e-4)
+
+
 def test_a_run_lets_go_of_all_that_a_step_made() -> None:
     for engine in ENGINES:
         inventory = inventory_of(latent(), engine=engine, recompute="none")

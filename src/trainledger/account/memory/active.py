@@ -24,7 +24,7 @@ from trainledger.inventory.tape import Tape
 from trainledger.inventory.tensors import BoolArray
 from trainledger.plans.plan import Plans
 from trainledger.profiles.profile import Instant
-from trainledger.schedules import find_schedule
+from trainledger.schedules import Schedule, find_schedule
 
 COLUMNS = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "mbs", "num_microbatches")
 """The columns of a plan that activations depend on."""
@@ -197,11 +197,21 @@ class _Stages:
         standing = (counts.sum(axis=2) > 0) * (self.parts.standing + nothing)[:, None]
         self.received = received_bytes(inventory, plans, counts) + standing + beside
         self.others = ceil_div(whole, vpp) * np.maximum(chunks - vpp, 0) + self._late(late, vpp) + self.received
-        if schedule.releases == "weight":
-            # a loss waits like the layers before it: on the last stage for as many backwards as stages lie before
-            waiting = np.minimum(plans.num_microbatches, plans.pp)[:, None] - 1
+        waiting = self._losses_waiting(schedule, plans, chunks)
+        if waiting is not None:
             self.others = self.others + self.losses * waiting * self.parts.final.saved[:, None]
         self.chunk = np.where(chunks < vpp, ceil_div(whole, vpp) * chunks, whole)
+
+    @staticmethod
+    def _losses_waiting(schedule: Schedule, plans: Plans, chunks: IntArray) -> IntArray | None:
+        """[plans, rows]: losses kept beside the one that runs, on the last stage; None: none anywhere.
+
+        One waits like the layers before it: for its turn where a stage has one chunk, all of them under GPipe; and for
+        gradients of weights that are put off, by as many backwards as stages lie before.
+        """
+        if schedule.releases == "weight":
+            return np.minimum(plans.num_microbatches, plans.pp)[:, None] - 1
+        return None if schedule.turns else np.maximum(chunks - 1, 0)
 
     def _late(self, chunks: IntArray, vpp: IntArray) -> IntArray:
         """[plans, rows]: of chunks that have run backward but for gradients of weights, an output layer included."""

@@ -91,10 +91,11 @@ def _stage(inventory: Inventory, plans: Plans, own: Shares, row: int) -> Stage:
         chunks[chunk] = [Layer(key=key + i, slots=slots, script=script) for i, (slots, script) in enumerate(there)]
         key += len(there)
     ops = _ops(inventory, plans, own, row)
+    split = any(op.kind == "weight" for op in ops)
     return Stage(
         chunks=chunks,
         ops=ops,
-        releases="weight" if any(op.kind == "weight" for op in ops) else "backward",
+        releases=find_schedule(inventory.setting.scenario.schedule).releases if split else "backward",
         received=int(received_bytes(inventory, plans, own.counts)[0, row]),
         beside=(
             inventory.setting.profile.memory.workspace_bytes,

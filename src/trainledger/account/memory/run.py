@@ -29,8 +29,8 @@ class Stage:
 
     chunks    its layers in forward order, by chunk
     ops       one step's work
-    releases  which kind of work lets go of what a micro-batch keeps; what waits for the gradients of its weights is
-              taken to keep all
+    releases  which kind of work lets go of what a micro-batch keeps; where that is the backward, and gradients of
+              weights come later, what they multiply is kept until then
     received  bytes of the buffers that the whole run receives into; 0: boundary tensors come and go
     beside    bytes of what else is made once and stays: scratch memory of libraries, tables of a part
     """
@@ -186,6 +186,8 @@ class Run:
     def __init__(self, requests: Requests, stage: Stage, states: States, engine: Engine) -> None:
         self.requests, self.stage, self.states, self.engine = requests, stage, states, engine
         self.going: dict[tuple[int, int], tuple[list[_Ran], int]] = {}
+        self.late: dict[tuple[int, int], list[int]] = {}
+        self.splits = any(op.kind == "weight" for op in stage.ops)
 
     def start(self) -> None:
         """What is made before the first step and stays."""
@@ -206,6 +208,8 @@ class Run:
                 self._forward(op.chunk, op.microbatch)
             elif op.kind == self.stage.releases:
                 self._backward(op.chunk, op.microbatch, last=op.microbatch == last[op.chunk])
+            elif op.kind == "weight":
+                self.requests.free(self.late.pop((op.chunk, op.microbatch)))
         self.states.end("last backward of the layer")
         self.states.end("backward")
         self.states.make_all("first step")
@@ -260,4 +264,7 @@ class Run:
                 self.requests.free([gradient])
                 gradient = -1
         self.requests.free([handed] if handed >= 0 else [])
+        if self.splits and self.stage.releases == "backward":
+            sizes = [nbytes for part in ran for nbytes in part.layer.script.late]
+            self.late[chunk, microbatch] = self.requests.alloc(sizes)
         self.engine.end_of_backward(self.stage.chunks[chunk], last=last)

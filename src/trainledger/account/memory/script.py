@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from trainledger.inventory.tape import Tape
 
 Request = tuple[Literal["alloc", "free"], int, int]
@@ -34,6 +36,7 @@ class Script:
     returned     of the gradient of that; -1: none
     leaves       of the gradient that it hands back in turn; -1: none
     gradients    of its weights: (index, bytes), left for whoever reduces them
+    late         bytes of what gradients of weights multiply, kept where those are put off; of all, if it cannot say
     """
 
     size: int
@@ -45,6 +48,7 @@ class Script:
     returned: int
     leaves: int
     gradients: tuple[tuple[int, int], ...]
+    late: tuple[int, ...]
     forward: Phase
     backward: Phase
 
@@ -62,6 +66,7 @@ def script_of(tape: Tape, plan: int, *, gradients: bool) -> Script:
     made = there - {given, tape.returned} - (set() if gradients else set(weights))
     dropped = there - {leaves, *weights} - (set() if keeps else {tape.output})
     phases = _phases(tape, sizes, made, dropped, given)
+    late = tape.factors or ((tape.saved,) if tape.output >= 0 else ())
     return Script(
         size=len(storages),
         input=given,
@@ -72,6 +77,7 @@ def script_of(tape: Tape, plan: int, *, gradients: bool) -> Script:
         returned=tape.returned,
         leaves=leaves,
         gradients=tuple((i, sizes[i]) for i in weights if sizes[i]) if gradients else (),
+        late=tuple(int(np.atleast_1d(nbytes)[plan if np.size(nbytes) > 1 else 0]) for nbytes in late),
         forward=phases[0],
         backward=phases[1],
     )
