@@ -1,12 +1,14 @@
 """What the meters of a card show of one peak: sums that must agree, and what lies beside the allocator."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 
 from strategies import plan_of, setting_of
 from trainledger.account.memory import beside, memory_of, stage_memory
+from trainledger.account.memory.bounds import bounds, residual
 from trainledger.account.peak import by_basis, peak_of
 from trainledger.facts.cluster import find_accelerator
 from trainledger.facts.presets import load_preset
@@ -72,3 +74,18 @@ def test_an_accounting_on_paper_has_no_device() -> None:
     plans = plan_of(dp_shard=8, zero_stage=1)
     assert beside(inventory, plans) == ()
     assert set(memory_of(inventory, plans).meters) == {"allocated"}
+
+
+def test_bounds_are_where_published_runs_were_found() -> None:
+    """A residual is ln(predicted / measured), so one below zero moves the upper bound."""
+    found = residual("torchtitan", "reserved")
+    assert found is not None
+    assert found.values >= 20
+    lower, upper = bounds("torchtitan", "reserved", 1 << 30)
+    assert lower <= 1 << 30 <= upper
+    assert upper == pytest.approx((1 << 30) * math.exp(-min(found.low, 0)), abs=1)
+
+
+def test_an_engine_without_published_runs_has_the_bounds_of_all() -> None:
+    assert residual("deepspeed", "reserved") == residual("pooled", "reserved")
+    assert bounds("deepspeed", "no such meter", 7) == (7, 7)

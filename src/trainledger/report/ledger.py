@@ -86,8 +86,8 @@ def _verdict(answer: Answer) -> Document:
 def _band(meters: Answer) -> str:
     """How far the meter that decides may be off, where that is known."""
     device = meters.get("device", meters["allocated"])
-    off = max(device["upper"] - device["estimate"], device["estimate"] - device["lower"])
-    return f", band +-{format_bytes(off)}" if off else ""
+    less, more = device["estimate"] - device["lower"], device["upper"] - device["estimate"]
+    return f", band -{format_bytes(less)} +{format_bytes(more)}" if less or more else ""
 
 
 def _memory(answer: Answer) -> Table:

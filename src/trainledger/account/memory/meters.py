@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from trainledger.account.memory.beside import Beside, beside
+from trainledger.account.memory.bounds import bounds
 from trainledger.account.memory.replay import reserved_of
 from trainledger.account.memory.stage import StageMemory, stage_memory
 from trainledger.inventory.inventory import Inventory
@@ -78,20 +79,25 @@ def _meters(inventory: Inventory, plans: Plans, allocated: int) -> dict[str, Met
 
     A count of parameters makes no requests: nothing is known of what its allocator reserves.
     """
-    meters = {"allocated": Meter(estimate=allocated, lower=allocated, upper=allocated)}
+    meters = {"allocated": _meter(inventory, "allocated", allocated)}
     extra = beside(inventory, plans)
     if extra:
-        reserved = allocated
+        under = meters["allocated"]
         if not inventory.setting.model.params_only:
-            expandable = inventory.setting.allocator(int(plans.gpus[0])) == "expandable"
+            expandable = inventory.setting.allocator == "expandable"
             reserved = reserved_of(inventory, plans, expandable=expandable).max_reserved
-            meters["reserved"] = Meter(estimate=reserved, lower=allocated, upper=reserved)
+            under = meters["reserved"] = _meter(inventory, "reserved", reserved)
         meters["device"] = Meter(
-            estimate=reserved + sum(line.amount for line in extra),
-            lower=allocated + sum(line.lower for line in extra),
-            upper=reserved + sum(line.upper for line in extra),
+            estimate=under.estimate + sum(line.amount for line in extra),
+            lower=under.lower + sum(line.lower for line in extra),
+            upper=under.upper + sum(line.upper for line in extra),
         )
     return meters
+
+
+def _meter(inventory: Inventory, name: str, estimate: int) -> Meter:
+    lower, upper = bounds(inventory.setting.profile.name, name, estimate)
+    return Meter(estimate=estimate, lower=lower, upper=upper)
 
 
 def alive_at(stages: StageMemory, index: int, row: int) -> tuple[Alive, ...]:
