@@ -175,6 +175,25 @@ def _kinds(parts: Parts, slots: Sequence[int], counts: IntArray) -> Iterator[_Ki
         yield _Kind(f"kept {name}", slot, parts.between[index], layers - chosen)
 
 
+def _neighbours(
+    inventory: Inventory, plans: Plans, kinds: Sequence[_Kind], counts: IntArray
+) -> tuple[dict[int, IntArray], dict[int, IntArray]]:
+    """Slot -> [plans, rows] bytes that layers of other slots keep before its first layer, and after its last."""
+    slots = [slot for slot, _ in inventory.layers]
+    nothing = np.zeros(counts.shape[:2], dtype=np.int64)
+    if len(slots) == 1:
+        return {slots[0]: nothing}, {slots[0]: nothing}
+    kept = dict.fromkeys(slots, nothing)
+    for kind in kinds:
+        kept[kind.slot] = kept[kind.slot] + kind.tape.saved[:, None] * kind.layers
+    each = np.stack([kept[slot] // np.maximum(counts[:, :, slot], 1) for slot in slots], axis=-1)
+    earlier, later = (np.einsum("urkj,urj->urk", order, each) for order in inventory.stage_order(plans))
+    return (
+        {slot: earlier[:, :, index] for index, slot in enumerate(slots)},
+        {slot: later[:, :, index] for index, slot in enumerate(slots)},
+    )
+
+
 class _Stages:
     def __init__(self, inventory: Inventory, plans: Plans, counts: IntArray, pp_stage: IntArray) -> None:
         self.at = inventory.table.at
@@ -186,6 +205,7 @@ class _Stages:
         self.losses = inventory.losses(counts)
         self.embeds = counts[:, :, self.at.embedding] > 0
         self.embedded = self.embeds * self.parts.embedding.saved[:, None]
+        self.earlier, self.later = _neighbours(inventory, plans, self.kinds, counts)
         saved = sum((kind.tape.saved[:, None] * kind.layers for kind in self.kinds), np.zeros_like(pp_stage))
         whole = saved + self.embedded + _handed_on(inventory, plans, counts)
         vpp = plans.vpp[:, None]
@@ -256,10 +276,10 @@ class _Stages:
         )
 
     def _forward(self) -> list[Place]:
-        """The last layer of each kind runs forward: all others of its chunk have kept theirs."""
+        """The last layer of each kind runs forward: those of its chunk that come before it have kept theirs."""
         places: list[Place] = []
         for kind in self.kinds:
-            kept = self.others + self.chunk - np.minimum(kind.tape.saved[:, None], self.chunk)
+            kept = self._before(kind)
             places.append(self._place("forward", f"the last {kind.name}", kind.slot, kind.tape, kept, kind.layers > 0))
         return places
 
@@ -274,8 +294,8 @@ class _Stages:
         places: list[Place] = []
         for kind in self.kinds:
             tape, here = kind.tape, kind.layers > 0
-            top = self.others + self.chunk - np.minimum(tape.saved[:, None], self.chunk)
-            for first, kept in ((True, top), (False, self.others + self.embedded)):
+            ends = ((True, self._before(kind)), (False, self.others + self.embedded + self.earlier[kind.slot]))
+            for first, kept in ends:
                 what = f"the {'last' if first else 'first'} {kind.name}"
                 place = self._place("backward", what, kind.slot, tape, kept, here, first=first)
                 places += [place, self._handed(place, tape)]
@@ -284,6 +304,11 @@ class _Stages:
         tape = self.parts.embedding
         place = self._place("backward", "the embedding", self.at.embedding, tape, self.others, self.embeds)
         return [*places, place, self._handed(place, tape)]
+
+    def _before(self, kind: _Kind) -> IntArray:
+        """[plans, rows]: what waits when the last layer of a kind runs: all but its own and what later layers keep."""
+        own = kind.tape.saved[:, None] + self.later[kind.slot]
+        return self.others + self.chunk - np.minimum(own, self.chunk)
 
     def _second(self, place: Place, kind: _Kind) -> Place:
         """The next layer runs backward: one has run, at least the one that keeps least, and is being handed over."""
