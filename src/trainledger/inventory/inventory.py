@@ -64,15 +64,15 @@ class Inventory:
             )
         return self._stages[key]
 
-    def stage_order(self, plans: Plans) -> tuple[IntArray, IntArray]:
+    def stage_order(self, plans: Plans, depth: int = 0) -> tuple[IntArray, IntArray]:
         """[plans, rows, kinds, kinds]: layers of each kind before a stage's first, and after its last, of each kind.
 
-        In the order of `layers`: a multi-token-prediction depth comes after all others.
+        In the order of `layers`: a multi-token-prediction depth comes after all others. depth: rows at least.
         """
         kinds = len(self.layers)
         pairs, inverse = plans.distinct(("pp", "vpp"))
         tables = [self.stages(int(pp), int(vpp)) for pp, vpp in zip(pairs.pp, pairs.vpp, strict=True)]
-        depth = max(len(table.pp_stage) for table in tables)
+        depth = max(depth, *(len(table.pp_stage) for table in tables))
         earlier, later = np.zeros((2, len(tables), depth, kinds, kinds), dtype=np.int64)
         blocks = len(self.setting.model.blocks)
         for index, table in enumerate(tables):

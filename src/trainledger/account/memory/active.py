@@ -187,7 +187,8 @@ def _neighbours(
     for kind in kinds:
         kept[kind.slot] = kept[kind.slot] + kind.tape.saved[:, None] * kind.layers
     each = np.stack([kept[slot] // np.maximum(counts[:, :, slot], 1) for slot in slots], axis=-1)
-    earlier, later = (np.einsum("urkj,urj->urk", order, each) for order in inventory.stage_order(plans))
+    orders = inventory.stage_order(plans, counts.shape[1])
+    earlier, later = (np.einsum("urkj,urj->urk", order, each) for order in orders)
     return (
         {slot: earlier[:, :, index] for index, slot in enumerate(slots)},
         {slot: later[:, :, index] for index, slot in enumerate(slots)},
