@@ -84,7 +84,7 @@ def _meters(inventory: Inventory, plans: Plans, allocated: int) -> dict[str, Met
     if extra:
         under = meters["allocated"]
         if not inventory.setting.model.params_only:
-            expandable = inventory.setting.allocator == "expandable"
+            expandable = inventory.setting.allocator(int(plans.gpus[0])) == "expandable"
             reserved = reserved_of(inventory, plans, expandable=expandable).max_reserved
             under = meters["reserved"] = _meter(inventory, "reserved", reserved)
         meters["device"] = Meter(
