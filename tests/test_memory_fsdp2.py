@@ -112,6 +112,26 @@ def test_a_tied_embedding_is_one_unit_with_the_output_layer() -> None:
     assert bytes_at(found, "forward", FINAL) == 2 * table
 
 
+def test_an_output_layer_that_is_dropped_after_its_forward_is_gone_at_the_loss() -> None:
+    setting = setting_of(MODEL, engine="torchtitan", framework_version="2025-08")
+    traffic = msgspec.structs.replace(setting.profile.traffic, final_unit_kept=False)
+    inventory = Inventory(
+        dataclasses.replace(setting, profile=msgspec.structs.replace(setting.profile, traffic=traffic))
+    )
+    found = Fsdp2(inventory, shares(inventory, plan_of(zero_stage=3, dp_shard=8)))
+    assert bytes_at(found, "forward", FINAL, first=True) == 0
+
+
+def test_the_last_block_is_that_of_the_last_layer_whatever_its_kind() -> None:
+    model = load_preset("deepseek-v2-lite")
+    found = passing("2025-08", model)
+    dense, routed = (sum(t.numel * t.copies for t in block.tensors) for block in model.blocks)
+    after = model.vocab_size * model.hidden_size + model.hidden_size
+    assert int(found.handed(3, first=True)[0].max()) == (2 + 4) * after + 2 * routed
+    embedding, before = 2 * model.vocab_size * model.hidden_size, 4 * dense
+    assert int(found.backward(0, first=False)[0].max()) == embedding + before - 2 * embedding // 8
+
+
 def test_a_first_dimension_that_the_ranks_do_not_divide_is_padded() -> None:
     block = MODEL.blocks[0]
     odd = msgspec.structs.replace(MODEL, blocks=(block,), vocab_size=MODEL.vocab_size)

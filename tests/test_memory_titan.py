@@ -14,7 +14,7 @@ import pytest
 from strategies import plan_of, setting_of
 from trainledger.account.memory import StageMemory, memory_of, stage_memory
 from trainledger.facts.cluster import find_accelerator, find_cluster
-from trainledger.facts.model import Model
+from trainledger.facts.model import Model, Tensor
 from trainledger.facts.presets import load_preset
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
@@ -58,6 +58,35 @@ def test_full_checkpoints_are_allocated_as_a_dry_run_was(
     found = dry(shortened(layers), seq, plan, recompute="full")
     assert found.allocated[0] / GIB == pytest.approx(dry_gib, rel=0.004)
     assert found.places[found.where()[0]].label.endswith(place)
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "recompute", "dry_gib"),
+    [
+        ("llama-3-70b", {"dp_shard": 8, "tp": 8, "sp": 1}, "full", 2.4723),
+        ("llama-3-70b", {"dp_shard": 8, "tp": 8, "sp": 1}, "none", 3.9652),
+        ("llama-3-8b", {"dp_shard": 8}, "none", 9.7036),
+        ("llama-3-8b", {"dp_shard": 8}, "full", 5.5833),
+    ],
+)
+def test_a_block_that_runs_backward_is_allocated_as_a_dry_run_was(
+    name: str, plan: dict[str, int], recompute: str, dry_gib: float
+) -> None:
+    """Four layers over 1024 words, so that a block binds: what is there while it runs backward, cut and whole."""
+    model = shortened(4, name)
+
+    def small(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(
+            msgspec.structs.replace(t, shape=(1024, *t.shape[1:])) if t.role in ("embedding", "head") else t
+            for t in tensors
+        )
+
+    embedding, final = small(model.embedding), small(model.final)
+    model = msgspec.structs.replace(model, vocab_size=1024, embedding=embedding, final=final)
+    found = dry(model, 8192, plan, recompute=recompute)
+    assert found.places[found.where()[0]].part == "backward"
+    assert found.places[found.where()[0]].slot == 1
+    assert found.allocated[0] / GIB == pytest.approx(dry_gib, rel=0.025)
 
 
 def test_eager_blocks_keep_what_a_dry_run_kept() -> None:

@@ -98,6 +98,12 @@ class Fsdp2(Passing):
         """[plans, rows]: of the embedding and what follows the last block."""
         return self._of(unit, self.own.table.at.embedding) + self._after(unit)
 
+    def _block_of(self, layer: int) -> int:
+        """The slot of the first layer of the model (0), or of its last (-1)."""
+        layer %= self.inventory.setting.model.num_layers
+        blocks = enumerate(self.inventory.setting.model.blocks, start=1)
+        return next(slot for slot, block in blocks if layer in block.layers)
+
     @property
     def together(self) -> bool:
         """Whether those are one unit: by the release, or because they share a weight. [torchtitan-reshard]"""
@@ -116,9 +122,13 @@ class Fsdp2(Passing):
 
     def _stays(self) -> IntArray:
         """[plans, rows]: what is gathered from its forward to its backward, at the turn between the two."""
-        kept = self._ends(self.weights) if self.together else self._after(self.weights)
-        if self.inventory.setting.profile.memory.last_block_kept:
-            kept = kept + self._of(self.weights, self.inventory.layers[-1][0])
+        profile = self.inventory.setting.profile
+        if self.together:
+            kept = self._ends(self.weights)
+        else:
+            kept = self._after(self.weights) if profile.traffic.final_unit_kept else self.none
+        if profile.memory.last_block_kept:
+            kept = kept + self._of(self.weights, self._block_of(-1))
         return np.where(self._drops == 1, kept, self._all * self._alone)
 
     def forward(self, slot: int) -> IntArray:
@@ -137,7 +147,7 @@ class Fsdp2(Passing):
             return self._stays()
         ends = self._ends(self.weights) if self.together else self.none
         if slot == at.embedding:
-            before = self._of(self.reduced, self.inventory.layers[0][0])
+            before = self._of(self.reduced, self._block_of(0))
             own = self.none if self.together else unit
             return (ends + own + before + self._waiting) * self._alone - self._missing(slot, first=False)
         dropped = self._drops == 1
@@ -184,7 +194,7 @@ class Fsdp2(Passing):
 
     def _after_output(self, both: IntArray) -> IntArray:
         """[plans, rows]: when the unit of the output layer is handed over, the last block being gathered."""
-        last = self._of(self.weights, self.inventory.layers[-1][0])
+        last = self._of(self.weights, self._block_of(-1))
         standing = np.where(self._drops == 1, last * self._sent, self._all - self._after(self.weights))
         return self._after(both) + standing * self._alone
 
