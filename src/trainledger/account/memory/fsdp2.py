@@ -15,59 +15,14 @@ from functools import cached_property
 
 import numpy as np
 
-from trainledger.account.memory.passing import Passing
-from trainledger.arrays import IntArray, round_up
-from trainledger.dtypes import bytes_of
-from trainledger.inventory.buffers import gathered_bytes
+from trainledger.account.memory.unit_sizes import UnitSizes
+from trainledger.arrays import IntArray
 
 
-class Fsdp2(Passing):
-    """Bytes [plans, rows] of what passes; a unit's own are [plans, slots]."""
+class Fsdp2(UnitSizes):
+    """Bytes [plans, rows] of what passes."""
 
     overlaps = True
-
-    @cached_property
-    def _over(self) -> IntArray:
-        """[plans, T]: ranks that share a tensor; replicas are units that one rank has whole. [torch-replicate]"""
-        own = self.own
-        shared = np.where(own.table.expert, own.expert[:, None], own.dense[:, None])
-        return np.where(own.plans.zero_stage[:, None] == 0, 1, shared)
-
-    @cached_property
-    def elements(self) -> IntArray:
-        """[plans, T]: of each tensor as it is gathered, its first dimension padded to a multiple of the ranks."""
-        own, shapes = self.own, self.own.shapes
-        rows = np.where(own.table.expert & own.stacked, shapes.rows, round_up(shapes.rows, self._over))
-        return rows * shapes.rest * shapes.copies
-
-    def _by_slot(self, per_tensor: IntArray) -> IntArray:
-        """[plans, slots]."""
-        sums = np.zeros((len(per_tensor), self.own.table.at.count), dtype=np.int64)
-        sums[:, self.own.table.filled] = self.own.table.by_slot(per_tensor)
-        return sums
-
-    @cached_property
-    def weights(self) -> IntArray:
-        """[plans, slots]: a unit's weights as they are multiplied; the gathered tensor is as large."""
-        return self._by_slot(gathered_bytes(self.own.table, self.elements, self.inventory.setting.dtype("gathered")))
-
-    @cached_property
-    def gradients(self) -> IntArray:
-        """[plans, slots]: what its backward gives, in the dtype of its activations."""
-        elements = self.own.shapes.numel * self.own.shapes.copies * self.own.table.trainable
-        return self._by_slot(bytes_of(elements, self.inventory.setting.recipe.activation))
-
-    @cached_property
-    def reduced(self) -> IntArray:
-        """[plans, slots]: the input of its reduction."""
-        elements = self.elements * self.own.table.trainable
-        return self._by_slot(bytes_of(elements, self.inventory.setting.dtype("reduce")))
-
-    @cached_property
-    def shards(self) -> IntArray:
-        """[plans, slots]: this rank's part of its gradients."""
-        elements = self.elements * self.own.table.trainable // self._over
-        return self._by_slot(bytes_of(elements, self.inventory.setting.dtype("grad")))
 
     @cached_property
     def _drops(self) -> IntArray:
@@ -85,69 +40,39 @@ class Fsdp2(Passing):
         """[plans, 1]: 1 where weights travel: a unit that one rank has needs no tensor to gather into."""
         return ((self.own.dense > 1) & (self.own.plans.zero_stage > 0)).astype(np.int64)[:, None]
 
-    def _of(self, unit: IntArray, slot: int) -> IntArray:
-        """[plans, rows]: bytes of one unit, on the stages that hold it."""
-        return unit[:, slot][:, None] * (self.own.counts[:, :, slot] > 0)
-
-    def _after(self, unit: IntArray) -> IntArray:
-        """[plans, rows]: of what follows the last block, a second copy of the embedding included."""
-        at = self.own.table.at
-        return self._of(unit, at.final) + self._of(unit, at.copy)
-
-    def _ends(self, unit: IntArray) -> IntArray:
-        """[plans, rows]: of the embedding and what follows the last block."""
-        return self._of(unit, self.own.table.at.embedding) + self._after(unit)
-
-    def _block_of(self, layer: int) -> int:
-        """The slot of the first layer of the model (0), or of its last (-1)."""
-        layer %= self.inventory.setting.model.num_layers
-        blocks = enumerate(self.inventory.setting.model.blocks, start=1)
-        return next(slot for slot, block in blocks if layer in block.layers)
-
-    @property
-    def together(self) -> bool:
-        """Whether those are one unit: by the release, or because they share a weight. [torchtitan-reshard]"""
-        setting = self.inventory.setting
-        return setting.profile.memory.ends_together or setting.model.tied
-
-    @cached_property
-    def _all(self) -> IntArray:
-        """[plans, rows]: weights of all units of a stage."""
-        return np.einsum("us,urs->ur", self.weights, self.own.counts)
-
     @cached_property
     def _left(self) -> IntArray:
         """[plans, rows]: of those that are never dropped what is left when the output layer has run backward."""
-        return self._all if self.together else self._all - self._after(self.weights)
+        return self.everything if self.together else self.everything - self.after(self.weights)
 
     def _stays(self) -> IntArray:
         """[plans, rows]: what is gathered from its forward to its backward, at the turn between the two."""
         profile = self.inventory.setting.profile
         if self.together:
-            kept = self._ends(self.weights)
+            kept = self.ends(self.weights)
         else:
-            kept = self._after(self.weights) if profile.traffic.final_unit_kept else self.none
+            kept = self.after(self.weights) if profile.traffic.final_unit_kept else self.none
         if profile.memory.last_block_kept:
-            kept = kept + self._of(self.weights, self._block_of(-1))
-        return np.where(self._drops == 1, kept, self._all * self._alone)
+            kept = kept + self.of(self.weights, self.block_of(-1))
+        return np.where(self._drops == 1, kept, self.everything * self._alone)
 
     def forward(self, slot: int) -> IntArray:
         """While the last layer of a slot runs forward: its weights twice, and what stays gathered."""
         if slot in (self.own.table.at.final, self.own.table.at.mtp):
             return self._stays()
-        unit = self._of(self.weights, slot)
-        ends = self._ends(self.weights) if self.together else self.none
+        unit = self.of(self.weights, slot)
+        ends = self.ends(self.weights) if self.together else self.none
         gathered = unit * (self._sent + self._drops)
-        return np.where(self._drops == 1, ends, self._all * self._alone) + gathered * self._alone
+        return np.where(self._drops == 1, ends, self.everything * self._alone) + gathered * self._alone
 
     def backward(self, slot: int, *, first: bool) -> IntArray:
         """While a layer runs backward: its weights, those of the next, and the reduction of the one before."""
-        at, unit = self.own.table.at, self._of(self.weights, slot)
+        at, unit = self.own.table.at, self.of(self.weights, slot)
         if slot == at.final:
             return self._stays()
-        ends = self._ends(self.weights) if self.together else self.none
+        ends = self.ends(self.weights) if self.together else self.none
         if slot == at.embedding:
-            before = self._of(self.reduced, self._block_of(0))
+            before = self.of(self.reduced, self.block_of(0))
             own = self.none if self.together else unit
             return (ends + own + before + self._waiting) * self._alone - self._missing(slot, first=False)
         dropped = self._drops == 1
@@ -157,11 +82,11 @@ class Fsdp2(Passing):
 
     def second(self, slot: int) -> IntArray:
         """While a block runs backward after another: its weights, those of the next, and the other's reduction."""
-        own, unit = self.own, self._of(self.weights, slot)
-        ends = self._ends(self.weights) if self.together else self.none
+        own, unit = self.own, self.of(self.weights, slot)
+        ends = self.ends(self.weights) if self.together else self.none
         standing = np.where(self._drops == 1, unit + ends, self._left - unit)
-        beside = self._next(slot, first=True) + self._of(self.reduced, slot) + self._waiting
-        there = self._of(self.shards, slot) * ((own.plans.num_microbatches == 1) & (own.plans.pp == 1))[:, None]
+        beside = self._next(slot, first=True) + self.of(self.reduced, slot) + self._waiting
+        there = self.of(self.shards, slot) * ((own.plans.num_microbatches == 1) & (own.plans.pp == 1))[:, None]
         return (standing + beside) * self._alone + there - self._missing(slot, first=True)
 
     def end(self) -> IntArray:
@@ -170,8 +95,8 @@ class Fsdp2(Passing):
         change = self.reduced - self.weights
         first = np.where(
             own.counts[:, :, at.embedding] > 0,
-            self._of(change, at.embedding),
-            np.maximum.reduce([self._of(change, slot) for slot, _ in self.inventory.layers]),
+            self.of(change, at.embedding),
+            np.maximum.reduce([self.of(change, slot) for slot, _ in self.inventory.layers]),
         )
         there = np.einsum("us,urs->ur", self.shards, own.counts)
         return (first - there) * (own.plans.pp > 1)[:, None]
@@ -184,19 +109,19 @@ class Fsdp2(Passing):
         both = np.where(self._alone == 1, both, self.gradients)
         missing = self._missing(slot, first=first)
         if slot == at.embedding:
-            return (self._ends(both) if self.together else self._of(both, slot)) - missing
+            return (self.ends(both) if self.together else self.of(both, slot)) - missing
         if slot == at.final:
             return self._stays() if self.together else self._after_output(both)
-        ends = self._ends(self.weights) if self.together else self.none
-        standing = np.where(self._drops == 1, ends, self._left - self._of(self.weights, slot) if first else ends)
+        ends = self.ends(self.weights) if self.together else self.none
+        standing = np.where(self._drops == 1, ends, self._left - self.of(self.weights, slot) if first else ends)
         beside = self._next(slot, first=first) + self._waiting
-        return self._of(both, slot) + (standing + beside) * self._alone - missing
+        return self.of(both, slot) + (standing + beside) * self._alone - missing
 
     def _after_output(self, both: IntArray) -> IntArray:
         """[plans, rows]: when the unit of the output layer is handed over, the last block being gathered."""
-        last = self._of(self.weights, self._block_of(-1))
-        standing = np.where(self._drops == 1, last * self._sent, self._all - self._after(self.weights))
-        return self._after(both) + standing * self._alone
+        last = self.of(self.weights, self.block_of(-1))
+        standing = np.where(self._drops == 1, last * self._sent, self.everything - self.after(self.weights))
+        return self.after(both) + standing * self._alone
 
     def _next(self, slot: int, *, first: bool) -> IntArray:
         """[plans, rows]: the unit that is gathered while this one runs backward.
@@ -204,25 +129,25 @@ class Fsdp2(Passing):
         Of the last block that is the embedding; of the one before it is a block, and one shard less is there.
         """
         at, plans = self.own.table.at, self.own.plans
-        coming = self.none if self.together else self._of(self.weights, at.embedding)
-        block = self._of(self.weights, slot)
+        coming = self.none if self.together else self.of(self.weights, at.embedding)
+        block = self.of(self.weights, slot)
         if not first:
-            block = np.maximum(block - self._of(self.shards, slot) * (plans.num_microbatches == 1)[:, None], coming)
+            block = np.maximum(block - self.of(self.shards, slot) * (plans.num_microbatches == 1)[:, None], coming)
         coming = np.where(self.own.counts[:, :, slot] > 1, block, coming)
         return coming * self._drops * self._sent
 
     def _reduced_before(self, slot: int, *, first: bool) -> IntArray:
         """[plans, rows]: the input of the reduction before, which this unit's own lets go of."""
-        after = self.none if self.together else self._after(self.reduced)
+        after = self.none if self.together else self.after(self.reduced)
         layers = self.own.counts[:, :, slot]
-        return after if first else np.where(layers > 1, self._of(self.reduced, slot), after)
+        return after if first else np.where(layers > 1, self.of(self.reduced, slot), after)
 
     @cached_property
     def _waiting(self) -> IntArray:
         """[plans, rows]: gradients of the output layer that wait for the embedding's, with which they are reduced."""
         if not self.together:
             return self.none
-        return self._ends(self.gradients) if self.inventory.setting.model.tied else self._after(self.gradients)
+        return self.ends(self.gradients) if self.inventory.setting.model.tied else self.after(self.gradients)
 
     def _missing(self, slot: int, *, first: bool) -> IntArray:
         """[plans, rows]: shards of gradients that the states count at the end of the backward and that are to come.
@@ -232,11 +157,11 @@ class Fsdp2(Passing):
         """
         plans, own = self.own.plans, self.own
         if first:
-            there = self.none if self.together or slot == own.table.at.final else self._after(self.shards)
+            there = self.none if self.together or slot == own.table.at.final else self.after(self.shards)
             return -there * ((plans.num_microbatches == 1) & (plans.pp == 1))[:, None]
-        to_come = self._ends(self.shards) if self.together else self._of(self.shards, own.table.at.embedding)
+        to_come = self.ends(self.shards) if self.together else self.of(self.shards, own.table.at.embedding)
         if slot != own.table.at.embedding:
-            to_come = to_come + self._of(self.shards, slot)
+            to_come = to_come + self.of(self.shards, slot)
         all_of_them = np.einsum("us,urs->ur", self.shards, own.counts)
         one = (plans.num_microbatches == 1)[:, None]
         return np.where(plans.pp[:, None] > 1, all_of_them, to_come * one)
