@@ -114,6 +114,17 @@ def test_parts_that_an_engine_chooses_by_itself_are_listed() -> None:
     assert assumed == ["recompute is selective: core_attn, as megatron does"]
 
 
+def test_what_the_accounts_do_not_tell_apart_is_listed() -> None:
+    row = {"overlap_flags": "async TP; fp8 all-gather", "precision": "mxfp8 (experts)", "moe_routing": "natural"}
+    _, assumed = scenario({**TITAN, **row})
+    assert [text.split(":")[0] for text in assumed] == [
+        "overlap_flags",
+        "overlap_flags",
+        "precision covers experts alone",
+        "moe_routing is natural",
+    ]
+
+
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [

@@ -178,14 +178,12 @@ def test_a_system_that_is_no_engine_is_said_so(system: str, error: type[Exceptio
         engine_of(Cells({"system": system}))
 
 
-def test_dates_choose_between_releases() -> None:
-    system = {"system": "megatron-deepspeed"}
+def test_dates_choose_between_readings() -> None:
     early, late, undated = (
-        engine_of(Cells({**system, "source_date": date})) for date in ("2022-02-27", "2022-02-28", "")
+        engine_of(Cells({"system": "torchtitan", "source_date": date})) for date in ("2025-04-07", "2025-04-08", "")
     )
-    assert (early.gradients, early.layout) == ("16-bit", "")
-    assert (late.gradients, late.layout) == ("fp32", "ends")
-    assert undated == late
+    assert (early.pp_microbatches, late.pp_microbatches) == ("chunks", "")
+    assert undated.reason == late.reason
     assert (date_of("2025"), date_of("about 2024-07, or later"), date_of("v2.5")) == ("2025-12-31", "2024-07-31", "")
     assert all(reading.reason and reading.cite for reading in engine_readings().engine if reading.engine)
 

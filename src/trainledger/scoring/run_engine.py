@@ -37,13 +37,9 @@ class EngineReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cite: str = ""
     recompute: str = ""
     fp8: str = ""
-    gradients: str = ""
     zero_stage: int | None = None
     sequence_parallel: bool | None = None
     attention: str = ""
-    cp_comm: str = ""
-    layout: str = ""
-    routing: str = ""
     pp_microbatches: str = ""
 
     def speaks_of(self, system: str) -> bool:

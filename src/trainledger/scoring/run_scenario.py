@@ -20,12 +20,16 @@ from trainledger.scoring.words import Unclear
 ENDS = ("less_ends", "filled_ends", "padded")
 """Splits of plans/split.py that leave the first and the last stage a layer less of their own accord."""
 
+APART = ("async-tp", "fp8-gather")
+"""Flags that change memory in ways that no account tells."""
+
 
 def scenario_of(told: Told, reading: EngineReading, layout: RunLayout, model: Model, assumed: list[str]) -> Scenario:
     """The scenario of a run; what was taken for granted is added to `assumed`."""
     profile = load_profile(reading.engine, reading.framework_version)
     precision = _precision(told, profile)
     _refuse_unaccounted(told)
+    assumed += _alike(told)
     recompute, parts, blocks = _recompute(told.recompute, profile, assumed)
     return Scenario(
         engine=reading.engine,
@@ -51,6 +55,16 @@ def scenario_of(told: Told, reading: EngineReading, layout: RunLayout, model: Mo
 def _refuse_unaccounted(told: Told) -> None:
     if "activations" in told.offload:
         raise Unsupported("overlap_flags: activations that wait in host memory are not accounted for")
+
+
+def _alike(told: Told) -> list[str]:
+    """What a row says and the accounts do not tell apart: listed, for it is not what makes a prediction."""
+    found = [f"overlap_flags: {word} makes no difference here" for word in told.flags if word in APART]
+    if told.covers:
+        found.append(f"precision covers {told.covers} alone: all matrices are taken to be covered")
+    if told.routing == "natural":
+        found.append("moe_routing is natural: experts are taken to get equal shares")
+    return found
 
 
 def _precision(told: Told, profile: Profile) -> str:

@@ -63,22 +63,16 @@ def told(cells: Cells, reading: EngineReading) -> Told:
     """What a row says; Unclear where a cell holds no word that is known."""
     assumed: list[str] = []
 
-    def otherwise(column: str, said: str, unasked: str) -> str:
-        if said or not unasked:
-            return said
-        assumed.append(f"{column} is blank: {unasked}, the default of {reading.reason}")
-        return unasked
-
     loss, chunks = _loss(cells)
     return Told(
         precision=_precision(cells, reading, assumed),
         covers=next(iter(meanings("covers", cells.words("precision"))), ""),
         weights=_weights(cells),
-        gradients=otherwise("grad_dtype", _first(cells, "grad_dtype", "gradients"), reading.gradients),
+        gradients=_first(cells, "grad_dtype", "gradients"),
         optimizer=_optimizer(cells),
         recompute=_recompute(cells, reading, assumed),
         schedule=one_meaning(cells, "pp_schedule", "schedule"),
-        layout=_layout(cells, reading),
+        layout=_layout(cells),
         attention=_attention(cells, reading),
         loss=loss,
         loss_chunks=chunks,
@@ -94,8 +88,8 @@ def told(cells: Cells, reading: EngineReading) -> Told:
                 }
             )
         ),
-        routing=one_meaning(cells, "moe_routing", "routing") or reading.routing,
-        cp_comm=one_meaning(cells, "cp_comm", "cp_comm") or reading.cp_comm,
+        routing=one_meaning(cells, "moe_routing", "routing"),
+        cp_comm=one_meaning(cells, "cp_comm", "cp_comm"),
         assumed=tuple(assumed),
     )
 
@@ -173,12 +167,12 @@ def _counted(cells: Cells) -> int:
     return int(digits[0])
 
 
-def _layout(cells: Cells, reading: EngineReading) -> str:
-    """The words of a pipeline's layout, its numbers as they stand, or what the engine does unasked."""
+def _layout(cells: Cells) -> str:
+    """The words of a pipeline's layout, or its numbers as they stand."""
     text = cells.words("pp_layout")
     if text and all(part.isdigit() for part in text.replace(",", " ").split()):
         return text
-    return one_meaning(cells, "pp_layout", "layout") or reading.layout
+    return one_meaning(cells, "pp_layout", "layout")
 
 
 def _attention(cells: Cells, reading: EngineReading) -> str:
