@@ -90,7 +90,11 @@ def test_anything(words: list[str]) -> None:
     check(*words)
 
 
+VERBS = ["model", "states", "ledger", "plan", "diff", "check", "predict", "score", "list"]
+"""All that do no more than answer."""
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(["model", "states", "ledger", "plan", "diff", "predict", "score", "list"]), st.text(max_size=20))
+@given(st.sampled_from(VERBS), st.text(max_size=20))
 def test_any_word_after_a_verb(verb: str, word: str) -> None:
     check(verb, word)

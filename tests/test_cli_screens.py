@@ -19,6 +19,10 @@ OWN_CONFIG = (
     '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, '
     '"intermediate_size": 128, "vocab_size": 1000}'
 )
+OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate 7.83 GiB (GPU 0; 79.15 GiB total capacity; 66.00 GiB already allocated; "
+    "1.15 GiB free; 75.00 GiB reserved in total by PyTorch)"
+)
 SCREENS = {
     "states.txt": ("states", "llama-3-70b", "--gpus", "64", "--gpu", "h100"),
     "states_refused.txt": ("states", "llama-3-70b", "--gpus", "64", "--pp", "4", "--engine", "deepspeed"),
@@ -29,6 +33,11 @@ SCREENS = {
     "plan.txt": ("plan", "llama-3-8b", "--gpus", "16", "--gpu", "h100", "--engine", "megatron", "--top", "5"),
     "plan_nothing.txt": ("plan", "llama-3-70b", "--gpus", "8", "--gpu", "h100", "--engine", "megatron"),
     "diff.txt": ("diff", "examples/llama-3-70b-64xh100.toml", "examples/llama-3-70b-64xh100-pp.toml"),
+    "check.txt": ("check", OUT_OF_MEMORY, "--model", "llama-3-8b", "--gpus", "8", "--zero", "3", "--mbs", "4", "--gpu",
+                  "h100"),
+    "check_inverted.txt": ("check", "logits = logits.float() CUDA out of memory. Tried to allocate 49.00 GiB.",
+                           "--model", "llama-3-8b", "--gpus", "8", "--zero", "3", "--seq", "32768"),
+    "ledger_fit.txt": ("ledger", "--fit-params", "--gpu", "h100", "--gpus", "64", "--tp", "2", "--zero", "1"),
     "model.txt": ("model", "mixtral-8x7b"),
     "help.txt": ("--help",),
     "help_ledger.txt": ("ledger", "--help"),
@@ -68,9 +77,9 @@ def test_the_help_names_every_flag_and_each_has_a_meaning(verb: Verb) -> None:
 
 def test_later_work_is_absent() -> None:
     text = "".join(run(verb.name, "--help").out for verb in VERBS) + run("--help").out
-    for flag in ("--html", "--trace", "--allocator", "--tokens", "--usd-per-gpu-hour"):
+    for flag in ("--html", "--trace", "--tokens", "--usd-per-gpu-hour"):
         assert flag not in text
-    for verb in ("train", "check", "emit", "serve", "calibrate", "reconcile"):
+    for verb in ("train", "emit", "serve", "calibrate", "reconcile"):
         assert run(verb).code == 2
 
 
