@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainledger.account.memory.storages import Stored, storages
+from trainledger.account.memory.storages import storages
+from trainledger.account.memory.stored import Stored
 from trainledger.adapters.out_of_memory import OutOfMemory, read_message
 from trainledger.errors import BadInput, UnknownName
 from trainledger.reconcile.out_of_memory import Explained, explain, full_of, granted
@@ -171,11 +172,12 @@ def test_what_the_allocator_asks_the_device_for() -> None:
     assert granted(512 * 1024) == 2 * MIB
 
 
-@pytest.mark.parametrize("engine", ["paper", "pytorch", "megatron", "deepspeed"])
+@pytest.mark.parametrize("engine", ["paper", "pytorch", "megatron", "deepspeed", "torchtitan", "nanotron"])
 @pytest.mark.parametrize(("width", "dtype"), [(2, "bf16"), (4, "fp32")])
 def test_logits_are_found_in_each_dtype_whatever_the_engine(engine: str, width: int, dtype: str) -> None:
     size = 3 * 4096 * 128256 * width
     found = told(asked(size), model="llama-3-8b", engine=engine, mbs=3, gpus=2).candidates
+    found = tuple(one for one in found if one.family == "logits")
     assert found[0].family == "logits"
     assert found[0].amount == size
     assert f"128256 vocabulary x {width} B" in found[0].formula
@@ -207,6 +209,16 @@ def test_a_bucket_a_gathered_unit_a_gradient_and_a_whole_copy_are_found() -> Non
     whole = told(asked(8_030_261_248 * 2), model="llama-3-8b", engine="pytorch", zero=3, gpus=8).candidates
     assert "the whole model in bf16" in {one.name for one in whole}
     assert not whole[0].in_plan
+
+
+def test_what_engines_gather_and_stand_in_for_gradients_is_found() -> None:
+    ends = 2 * 128256 * 4096 + 4096
+    joined = told(asked(ends * 4), model="llama-3-8b", engine="torchtitan", zero=3, gpus=8).candidates
+    assert any(one.name.startswith("weights or gradients of both ends") and one.in_plan for one in joined)
+    share = told(asked(218_112_000 * 4 / 4), model="llama-3-8b", engine="torchtitan", zero=3, gpus=4).candidates
+    assert any(one.name == "one of 4 shards of a layer, in fp32" for one in share)
+    dummy = told(asked(2 * 14336 * 4096 * 2), model="llama-3-8b", engine="megatron", zero=1, gpus=4).candidates
+    assert any(one.name == "dummy gradient of 28672 x 4096" and one.in_plan for one in dummy)
 
 
 def test_scores_that_the_plan_does_not_make_say_what_would_make_them() -> None:

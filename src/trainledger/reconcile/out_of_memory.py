@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from trainledger.account.memory.allocator import LARGE_SEGMENT, LARGE_STEP, OWN_SEGMENT_FROM, SMALL, SMALL_SEGMENT, UNIT
-from trainledger.account.memory.storages import Stored
+from trainledger.account.memory.stored import Stored
 from trainledger.adapters.out_of_memory import OutOfMemory, Span
 from trainledger.errors import UnknownName
 

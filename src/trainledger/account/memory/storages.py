@@ -8,11 +8,12 @@ attention, logits in another dtype, a model that is loaded whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
 
 import msgspec
 
 from trainledger.account.memory.sized import Widths
+from trainledger.account.memory.storages_weights import copies, dummies, units
+from trainledger.account.memory.stored import Family, Stored, bytes_in, having, otherwise
 from trainledger.account.shares import Shares, shares, tensor_elements
 from trainledger.account.states import buffer_bytes, on_host, standing, tensor_bytes
 from trainledger.dtypes import bits
@@ -22,13 +23,6 @@ from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tape import Tape
 from trainledger.plans.plan import Plans
 
-Family = Literal[
-    "logits", "scores", "activations", "weights", "gradients", "optimizer", "buffers", "gathered", "bucket", "copies"
-]
-
-SUB_GROUP = 1_000_000_000
-"""Elements that DeepSpeed's ZeRO-3 steps on at a time unless it is told otherwise. [deepspeed: zero/config.py]"""
-
 WHEN = {"forward": "forward", "again": "backward, computed again,", "backward": "backward"}
 KEPT = {
     "weights": "when the model is built",
@@ -37,29 +31,6 @@ KEPT = {
     "buffers": "when the engine is built",
 }
 WITHIN = {"loss": "forward", "backward": "backward", "step": "optimizer step"}
-
-
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """One storage, or as many of one size and name as there are.
-
-    amount      bytes of one
-    pp_stages   pipeline stages that make it
-    phase       when it is made
-    formula     the amount in words
-    per_token   bytes for each token of a micro-batch on one rank; 0: no matter of tokens
-    in_plan     the plan as given makes it
-    place       device or host memory
-    """
-
-    name: str
-    family: Family
-    amount: int
-    pp_stages: tuple[int, ...]
-    phase: str
-    formula: str
-    per_token: int = 0
-    in_plan: bool = True
-    place: Literal["device", "host"] = "device"
 
 
 def storages(inventory: Inventory, plans: Plans) -> tuple[Stored, ...]:
@@ -74,8 +45,9 @@ def storages(inventory: Inventory, plans: Plans) -> tuple[Stored, ...]:
         found += _tapes(inventory, plans, own, widths)
         found += _unplanned(inventory, own, widths)
     found += _buffers(inventory, own)
-    found += _units(inventory, own)
-    found += _copies(inventory, own)
+    found += units(inventory, own)
+    found += dummies(inventory, plans, own)
+    found += copies(inventory, own)
     return _merged(found)
 
 
@@ -91,12 +63,6 @@ def _merged(found: Iterable[Stored]) -> tuple[Stored, ...]:
     return tuple(kept.values())
 
 
-def _having(own: Shares, slots: Iterable[int]) -> tuple[int, ...]:
-    """The pipeline stages that hold one of these slots."""
-    chosen = own.counts[0][:, list(slots)].sum(axis=1) > 0
-    return tuple(sorted({int(stage) for stage in own.pp_stage[0][chosen]}))
-
-
 def _tapes(inventory: Inventory, plans: Plans, own: Shares, widths: Widths) -> Iterator[Stored]:
     parts, at = parts_of(inventory, plans), inventory.table.at
     kinds = inventory.layers
@@ -105,7 +71,7 @@ def _tapes(inventory: Inventory, plans: Plans, own: Shares, widths: Widths) -> I
         named.append(("a layer" if len(kinds) == 1 else f"a layer of kind {number}", (slot,), tape))
     named.append(("the output layer and loss", (at.final, at.mtp), parts.final))
     for part, slots, tape in named:
-        stages = _having(own, slots)
+        stages = having(own, slots)
         for index, storage in enumerate(tape.storages):
             amount = int(tape.bytes[index, 0])
             when, operation = tape.instants[max(storage.born, 0)] if tape.instants else ("forward", "")
@@ -126,28 +92,13 @@ def _tapes(inventory: Inventory, plans: Plans, own: Shares, widths: Widths) -> I
 def _unplanned(inventory: Inventory, own: Shares, widths: Widths) -> Iterator[Stored]:
     """Logits in each dtype, and the scores of attention that materialises them."""
     at = inventory.table.at
-    last, layers = _having(own, (at.final, at.mtp)), _having(own, (slot for slot, _ in inventory.layers))
+    last, layers = having(own, (at.final, at.mtp)), having(own, (slot for slot, _ in inventory.layers))
     for said, dtype in widths.logits():
         name, phase = f"logits in {dtype}", "forward or backward of the output layer and loss"
-        yield _otherwise(name, "logits", said.amount, last, phase, said.formula, said.per_token)
+        yield otherwise(name, "logits", said.amount, last, phase, said.formula, said.per_token)
     for said, dtype in widths.scores():
         name, phase = f"attention scores in {dtype}", "forward or backward of a layer, with --attention eager"
-        yield _otherwise(name, "scores", said.amount, layers, phase, said.formula, said.per_token)
-
-
-def _otherwise(
-    name: str, family: Family, amount: int, stages: tuple[int, ...], phase: str, formula: str, per_token: int = 0
-) -> Stored:
-    return Stored(
-        name=name,
-        family=family,
-        amount=amount,
-        pp_stages=stages,
-        phase=phase,
-        formula=formula,
-        per_token=per_token,
-        in_plan=False,
-    )
+        yield otherwise(name, "scores", said.amount, layers, phase, said.formula, said.per_token)
 
 
 def _buffers(inventory: Inventory, own: Shares) -> Iterator[Stored]:
@@ -182,13 +133,13 @@ def _sizes(own: Shares, buffer: Buffer) -> Iterator[tuple[str, int, tuple[int, .
     elements, held = (part[0] for part in tensor_elements(own, row.cut, row.sharded_from))
     for index, name in enumerate(own.table.names):
         amount = int(each[index]) // max(int(held[index]), 1)
-        stages = _having(own, (int(own.table.slots[index]),))
+        stages = having(own, (int(own.table.slots[index]),))
         if not amount or not stages:
             continue
         yield f"{buffer.what} of {name}", amount, stages, f"{_elements(amount, buffer.dtype)}, cut {row.cut}"
         if buffer.layout == "block":
             # the scales of its blocks are a tensor of their own
-            codes = _bytes(int(elements[index]), buffer.dtype)
+            codes = bytes_in(int(elements[index]), buffer.dtype)
             yield f"{buffer.what} of {name}, codes", codes, stages, _elements(codes, buffer.dtype)
 
 
@@ -200,81 +151,3 @@ def _elements(amount: int, dtype: str) -> str:
     """
     width = bits(dtype) // 8
     return f"{amount // width} elements x {width} B" if width and amount % width == 0 else f"{amount} B of {dtype}"
-
-
-def _bytes(count: int, dtype: str) -> int:
-    return -(-count * bits(dtype) // 8)
-
-
-def _units(inventory: Inventory, own: Shares) -> Iterator[Stored]:
-    """What is gathered and handed over at once: a layer, the embedding, what follows; and one tensor of it."""
-    setting, table = inventory.setting, own.table
-    gathers = int(own.plans.zero_stage[0]) == 3 or setting.profile.memory.passing != "none"
-    elements = own.shapes.numel[0]
-    whole = table.by_slot(elements * own.shapes.copies[0])
-    names = {table.at.embedding: "the embedding", table.at.final: "what follows the last layer"}
-    dtypes = dict.fromkeys((setting.dtype("gathered"), setting.dtype("reduce"), "fp32"))
-    for slot, size in zip(table.filled.tolist(), whole.tolist(), strict=True):
-        unit, stages = names.get(slot, "a layer"), _having(own, (slot,))
-        for dtype in dtypes:
-            name, count = f"weights or gradients of {unit}, whole, in {dtype}", _bytes(size, dtype)
-            formula, phase = f"{size} parameters x {bits(dtype) / 8:g} B", f"gathered for, or handed over after, {unit}"
-            yield Stored(
-                name=name,
-                family="gathered",
-                amount=count,
-                pp_stages=stages,
-                phase=phase,
-                formula=formula,
-                in_plan=gathers,
-            )
-    for index, name in enumerate(table.names):
-        size, stages = int(elements[index]), _having(own, (int(table.slots[index]),))
-        for dtype in dtypes:
-            yield Stored(
-                name=f"{name}, whole, in {dtype}",
-                family="gradients",
-                amount=_bytes(size, dtype),
-                pp_stages=stages,
-                phase="backward, as its gradient; or when it is gathered or cast",
-                formula=f"{size} parameters x {bits(dtype) / 8:g} B",
-                in_plan=stages != () and dtype == setting.dtype("gathered"),
-            )
-
-
-def _copies(inventory: Inventory, own: Shares) -> Iterator[Stored]:
-    """Flat copies: of all that a rank owns, of its share, and of the whole model."""
-    setting, table = inventory.setting, own.table
-    owned = own.shapes.numel[0] * own.shapes.copies[0]
-    trained = table.by_slot(owned * table.trainable)[None]
-    model = setting.model.total_params
-    everywhere = tuple(sorted({int(stage) for stage in own.pp_stage[0]}))
-    for dtype in dict.fromkeys((setting.dtype("weight"), setting.dtype("gathered"), "fp32")):
-        width = bits(dtype) / 8
-        yield _otherwise(
-            f"the whole model in {dtype}",
-            "copies",
-            _bytes(model, dtype),
-            everywhere,
-            "before the engine divides it: when it is loaded, or gathered for a checkpoint",
-            f"{model} parameters x {width:g} B",
-        )
-        for row, stage in enumerate(own.pp_stage[0].tolist()):
-            total = int((trained[0] * own.filled[0, row]).sum())
-            for name, size, phase in _flat(inventory, own, total):
-                formula = f"{size} elements x {width:g} B"
-                amount = _bytes(size, dtype)
-                yield _otherwise(f"{name} in {dtype}", "copies", amount, (stage,), phase, formula)
-
-
-def _flat(inventory: Inventory, own: Shares, total: int) -> Iterator[tuple[str, int, str]]:
-    """(name, elements, phase) of the flat copies of `total` trained parameters."""
-    ranks = int(own.dense[0])
-    share = -(-total // ranks)
-    yield "all trained parameters of the rank", total, "when gradients or weights are flattened or cast at once"
-    if ranks > 1:
-        yield f"one of {ranks} shards", share, "when the optimizer is built or steps, or a reduction gives its share"
-    deepspeed = inventory.setting.profile.framework == "DeepSpeed"
-    if deepspeed and int(own.plans.zero_stage[0]) == 3 and share > SUB_GROUP:
-        yield "a sub-group of ZeRO-3", SUB_GROUP, "when the optimizer is built or steps"
-        yield "the last sub-group of ZeRO-3", share % SUB_GROUP, "when the optimizer is built or steps"
