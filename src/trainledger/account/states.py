@@ -32,7 +32,9 @@ def buffer_bytes(own: Shares, buffer: Buffer) -> IntArray:
     if row.select == "largest_unit":
         return _unit_bytes(own, buffer)
     if row.select == "largest_tensor":
-        return bytes_of(np.max(own.shapes.numel[:, None, :] * (own.held > 0) * buffer.mask, axis=2), buffer.dtype)
+        members = own.shapes.copies if own.stacked else 1
+        numel = own.shapes.numel * members
+        return bytes_of(np.max(numel[:, None, :] * (own.held > 0) * buffer.mask, axis=2), buffer.dtype)
     if row.cut == "none" and len(own.plans) > 1:
         amount = own.total_few(_sized(own.few, buffer, own.few.numel, own.few.copies, 1))
     elif row.cut in ("none", "dim0", "tensor"):

@@ -6,7 +6,7 @@ keeps several moments, a DPO run keeps a second copy. Each becomes one Buffer wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -61,8 +61,13 @@ class Buffer(msgspec.Struct, frozen=True, kw_only=True):
 
 def buffers(setting: Setting, table: TensorTable) -> tuple[Buffer, ...]:
     """Every buffer of this setting, in the profile's order."""
-    rows = (_wrapped(row, setting) for row in setting.profile.state if _applies(row, setting))
-    return tuple(buffer for row in rows for buffer in _expand(row, setting, table))
+    return buffers_of(setting.profile.state, setting, table)
+
+
+def buffers_of(rows: Iterable[StateRow], setting: Setting, table: TensorTable) -> tuple[Buffer, ...]:
+    """What rows stand for in this setting, in their order; those that do not apply stand for nothing."""
+    applying = (_wrapped(row, setting) for row in rows if _applies(row, setting))
+    return tuple(buffer for row in applying for buffer in _expand(row, setting, table))
 
 
 def _wrapped(row: StateRow, setting: Setting) -> StateRow:

@@ -51,6 +51,9 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                   every layout
     place         device or host memory
     passing       it comes and goes within a step: where account/memory walks the step, its `passing` places it instead
+    eager         moments that are made before the first step, not in it
+    pinned        in page-locked host memory: as one storage, of at most `pinned_elements` where that is not 0, or each
+                  tensor as its own
     basis, cite   how sure, and the key of data/references.toml
     """
 
@@ -79,6 +82,34 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     place: Literal["device", "host"] = "device"
     non_tn: bool | None = None
     passing: bool = False
+    eager: bool = False
+    pinned: Literal["", "one", "each"] = ""
+    pinned_elements: int = 0
+    basis: Literal["exact", "modelled", "calibrated", "assumed"] = "exact"
+    cite: str = ""
+
+
+class OutsideRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that a run holds outside of its steady step: while it loads, or while it saves.
+
+    what         label, with the engine's own switch where it is the user's choice
+    place, per   device or host memory, of one rank or of all ranks of a node
+    parts        what it is of, in rows like those of the states table
+    whole        of the whole model; else of what one rank owns
+    every        each rank of a node holds it, not one alone
+    zero, quantised   conditions: zero_stages, with or without frozen weights in 4 bits
+    basis, cite  how sure, and the key of data/references.toml
+    """
+
+    what: str
+    when: Literal["load", "save"]
+    place: Literal["device", "host"]
+    parts: tuple[StateRow, ...]
+    per: Literal["rank", "node"] = "rank"
+    whole: bool = False
+    every: bool = False
+    zero: tuple[int, ...] = (0, 1, 2, 3)
+    quantised: bool | None = None
     basis: Literal["exact", "modelled", "calibrated", "assumed"] = "exact"
     cite: str = ""
 
@@ -202,6 +233,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     recompute_every  it may be of every N-th layer alone
     allocator        how its launcher has PyTorch's allocator grow
     allocator_nodes  the same of its launcher for several nodes; "": as for one
+    first_step       the source that says that an optimizer makes its moments in its first step; "": nobody read it
     device           it runs on cards, so that context and communicators are beside what is allocated; else it is an
                      accounting on paper, which "fits" by what is allocated
     """
@@ -231,16 +263,19 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: bool = True
     allocator: Literal["default", "expandable"] = "default"
     allocator_nodes: Literal["", "default", "expandable"] = ""
+    first_step: str = ""
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keeping something in host memory: possible from zero_stage `zero`; moves whole categories where no row says.
 
     needs   what must be offloaded too
+    pinned  of the categories that it moves, those that lie in page-locked memory, each tensor a storage
     """
 
     zero: int
     moves: tuple[Category, ...] = ()
+    pinned: tuple[Category, ...] = ()
     needs: str = ""
 
 
@@ -260,6 +295,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     loss_dtypes         dtypes alive per logit at the loss
     activations         activations belong to the account; an estimator that knows none prints a total without them
     memory              how its peak is found
+    outside             what it holds while it loads and saves
     offload             what may live in host memory, and from which zero_stage
     persistent_elements  ZeRO-3 keeps parameters of up to this size gathered
     lora                adapters are accounted for
@@ -283,6 +319,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     state: tuple[StateRow, ...]
     traffic: TrafficRules
     memory: MemoryRules = MemoryRules()
+    outside: tuple[OutsideRow, ...] = ()
     from_version: str = ""
     before_version: str = ""
     released: dict[str, str] = {}

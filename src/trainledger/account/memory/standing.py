@@ -76,7 +76,7 @@ def _life(buffer: Buffer, alive: set[Instant]) -> tuple[Made, Ends]:
     A gradient that is there at the loss is one that an earlier micro-batch left.
     """
     if len(alive) == len(INSTANTS):
-        return ("first step" if buffer.row.dtype == "moments" else "start"), "never"
+        return ("first step" if buffer.row.dtype == "moments" and not buffer.row.eager else "start"), "never"
     ends: Ends = "step" if "step" in alive else "backward" if "backward" in alive else "last backward of the layer"
     if "loss" in alive:
         return ("backward" if buffer.row.category == "gradients" else "forward"), ends
