@@ -21,7 +21,7 @@ MOST_INVERSIONS = 4
 NEAREST = 3
 
 KNOBS: dict[str, str] = {
-    "logits": "--mbs or --seq; --tp or --cp; a loss in chunks or a fused one",
+    "logits": "--mbs or --seq; --tp or --cp; --loss, in chunks or fused where the engine has it",
     "scores": "--attention flash; --mbs or --seq; --tp or --cp",
     "activations": "--mbs or --seq; --tp with --sp, or --cp; --recompute full",
     "gradients": "--zero 2 or 3 with more GPUs; --tp or --pp",
