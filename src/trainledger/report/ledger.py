@@ -56,6 +56,7 @@ def _ledger(answer: Answer) -> Document:
         BLANK,
         *bars(answer),
         BLANK,
+        *_outside(answer),
         *_traffic(answer),
         Text(f"largest of {len(answer['lines'])} lines (--json has all, --explain LINE tells one)", "heading"),
         _largest(answer),
@@ -116,6 +117,18 @@ def _limits(answer: Answer) -> Document:
     largest = f"a micro-batch of {mbs}" if mbs else "no micro-batch"
     longest = f"sequences of {whole(seq)}" if seq else "no sequence"
     return [Text(f"with all else as it is at most {largest} fits, or {longest}")]
+
+
+def _outside(answer: Answer) -> Document:
+    """What is held while the run loads, steps first and saves, and on its hosts."""
+    lines = answer["memory"]["outside"]
+    if not lines:
+        return []
+    rows = [
+        [one["what"], one["when"], one["place"], one["per"], format_bytes(one["amount"]), one["basis"]] for one in lines
+    ]
+    columns = [left("outside the step"), left("when"), left("memory"), left("of a"), Column("holds"), left("basis")]
+    return [table(columns, rows), BLANK]
 
 
 def _fit(answer: Answer) -> Document:

@@ -11,6 +11,7 @@ from trainledger.account.ledger import Entry, Moved, entry
 from trainledger.account.memory import Alive, Meter, memory_of
 from trainledger.account.memory.breakdown import StageParts, breakdown
 from trainledger.account.memory.limits import limits, most_params
+from trainledger.account.memory.outside import Outside, outside
 from trainledger.account.peak import by_basis
 from trainledger.errors import BadInput, UsageError
 from trainledger.facts.by_hand import model_from_count
@@ -22,6 +23,7 @@ from trainledger.plans.plan import Plans, data_parallel_degree, make_plans
 from trainledger.profiles.profile import Instant
 from trainledger.search.change import Change, smallest_change
 from trainledger.service.common import Degrees, Note, Run, host_notes, notes, prepared
+from trainledger.service.outside import outside_notes
 from trainledger.service.plan_file import overlay
 from trainledger.service.requests import ANSWER, ModelRequest, PlanRequest, flag
 from trainledger.service.sweep import Row, sweep_rows, sweep_values
@@ -69,6 +71,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     stages           every distinct pipeline stage at its own highest place, in parts that sum to the device meter
     largest_mbs      the largest micro-batch that fits the card, all else as it is; of those that divide --gbs
     longest_seq      the longest sequence, a multiple of 256
+    outside          what the run holds outside of its steady step: as it loads, steps first and saves, and on its hosts
     """
 
     meters: dict[str, Meter]
@@ -87,6 +90,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageParts, ...]
     largest_mbs: int | None
     longest_seq: int | None
+    outside: tuple[Outside, ...]
 
 
 class PlanDegrees(Degrees, frozen=True, kw_only=True):
@@ -196,6 +200,7 @@ def account(request: PlanRequest, *, model: Model | None = None) -> Response:
     run, plans, inventory = prepared(request, model=model)
     found = entry(inventory, plans)
     setting = run.setting
+    memory = _memory(run, plans, inventory, found)
     return Response(
         model=setting.model.name,
         cluster=run.cluster,
@@ -203,11 +208,15 @@ def account(request: PlanRequest, *, model: Model | None = None) -> Response:
         profile=engine_of(run),
         plan=PlanDegrees(zero_stage=int(plans.zero_stage[0]), **msgspec.structs.asdict(run.degrees())),
         lines=found.lines,
-        memory=_memory(run, plans, inventory, found),
+        memory=memory,
         traffic=found.traffic,
         wire_bytes=found.wire_bytes,
         assumed=run.assumed,
-        notes=(*host_notes(run, found.peak.host_bytes), *notes(run, plans)),
+        notes=(
+            *host_notes(run, found.peak.host_bytes),
+            *outside_notes(run, memory.outside, memory.at_instants["rest"]),
+            *notes(run, plans),
+        ),
     )
 
 
@@ -247,6 +256,7 @@ def _memory(run: Run, plans: Plans, inventory: Inventory, found: Entry) -> Memor
         stages=breakdown(found.stages, usable, found_memory.meters),
         largest_mbs=most.largest_mbs if most is not None else None,
         longest_seq=most.longest_seq if most is not None else None,
+        outside=outside(inventory, found.own, found.stages),
     )
 
 
@@ -279,7 +289,10 @@ def _fit(request: Request) -> Fit:
 
 
 def _explain(response: Response, wanted: str) -> Explanation:
-    line = _find(response.lines, wanted)
+    lines = response.lines
+    if not any(wanted in line.id for line in lines):
+        lines = (*lines, *(one.line for one in response.memory.outside))
+    line = _find(lines, wanted)
     return Explanation(
         model=response.model,
         line=line,
