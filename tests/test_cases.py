@@ -28,10 +28,10 @@ RIGHT = 0.9
 
 LITGPT = "per layer and token three hidden tensors more were kept than torchtitan's compiled block keeps"
 WRONG: dict[str, str] = {
-    "C065, 8B, one million": "56.2 GB hold no more than checkpoints (38.7 GB) and states (16.4 GB), so something that it "
+    "C065, 8B, one million": "checkpoints (38.7 GB) and states (16.4 GB) are all of the 56.2 GB: something that the report "
     "does not name was in host memory",
-    "C095, trainer, micro-batch 2": "with checkpoints half of the card is free, and the other trainer of the report runs "
-    "three times as many tokens: they were not on",
+    "C095, trainer, micro-batch 2": "with checkpoints half of the card is free, and the report's other trainer runs three "
+    "times as many tokens: they were not on",
     "C179, 10 layers, 8 cards": LITGPT,
     "C179, 20 layers, 8 cards": LITGPT,
 }
