@@ -41,6 +41,8 @@ class EngineReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sequence_parallel: bool | None = None
     attention: str = ""
     pp_microbatches: str = ""
+    loss: str = ""
+    plain: str = ""
 
     def speaks_of(self, system: str) -> bool:
         """Whether a system, in lower case, is one of these."""

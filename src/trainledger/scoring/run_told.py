@@ -74,7 +74,7 @@ def told(cells: Cells, reading: EngineReading) -> Told:
         schedule=one_meaning(cells, "pp_schedule", "schedule"),
         layout=_layout(cells),
         attention=_attention(cells, reading),
-        loss=loss,
+        loss=loss or ("" if chunks else reading.loss),
         loss_chunks=chunks,
         allocator=one_meaning(cells, "allocator", "allocator"),
         compiled=cells.flag("compile"),
