@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from command_line import answer, run
+from command_line import answer, check_golden, run
 
 GIB = 1 << 30
 LOGITS = 4 * 4096 * 128256 * 4
@@ -100,3 +101,15 @@ def test_a_parameter_count_has_states_to_look_in() -> None:
     message = "CUDA out of memory. Tried to allocate 26.08 GiB"
     found = answer("check", message, "--model", "7B", "--engine", "deepspeed", code=5)
     assert {one["family"] for one in found["candidates"]} >= {"optimizer", "copies"}
+
+
+def test_the_keys_of_the_answer_are_frozen() -> None:
+    """A later version may add keys, and takes none away."""
+    explained = answer("check", MESSAGE, *PLAN, code=5)
+    inverted = answer("check", MESSAGE, *PLAN, "--tensor", "attention scores in fp32", code=5)
+    shapes = {
+        **{key: sorted(value) for key, value in explained.items() if isinstance(value, dict) and key != "assumed"},
+        **{key: sorted(value[0]) for key, value in explained.items() if isinstance(value, list) and value},
+        "inversions": sorted(inverted["inversions"][0]),
+    }
+    check_golden("check_keys.json", json.dumps({"keys": list(explained), **shapes}, indent=1) + "\n")
