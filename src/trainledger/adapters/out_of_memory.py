@@ -16,6 +16,7 @@ CUDA becomes HIP, XPU or another device, and whoever retells a message may write
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 
@@ -211,7 +212,7 @@ def _spans(digits: str, unit: str) -> tuple[Span, ...]:
         Span(
             text=text,
             at_least=max(int((Decimal(digits) - off) * size), 0),
-            at_most=int((Decimal(digits) + off) * size),
+            at_most=math.ceil((Decimal(digits) + off) * size),
         )
         for size in ((binary,) if unit[1:2].lower() == "i" else (binary, decimal))
     )
