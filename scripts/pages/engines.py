@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainledger.profiles import PROFILES, engine_names, read_profile
-from trainledger.profiles.profile import Profile, StateRow
+from trainledger.profiles.profile import OutsideRow, Profile, StateRow
 
 INTRO = """# What each engine keeps
 
@@ -42,6 +42,9 @@ def _section(profile: Profile) -> str:
         parts.append("| " + " | ".join(cells) + " |")
     parts += ["", "| state | buffer | dtype | zero | divided from | cut | alive | only if | basis |", "|---" * 9 + "|"]
     parts += [_row(row) for row in profile.state]
+    if profile.outside:
+        parts += ["", "| outside the step | when | memory | of a | zero | of | basis |", "|---" * 7 + "|"]
+        parts += [_outside(row) for row in profile.outside]
     return "\n".join(parts) + "\n"
 
 
@@ -63,6 +66,15 @@ def _row(row: StateRow) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def _outside(row: OutsideRow) -> str:
+    whole = "of the whole model" if row.whole else "of a rank"
+    every = ", on every rank of a node" if row.every else ""
+    held = " + ".join(f"{part.what} in {part.dtype}, cut {part.cut}" for part in row.parts)
+    zero = ", ".join(map(str, row.zero))
+    cells = (row.what, row.when, row.place, row.per, zero, f"{held}, {whole}{every}", row.basis)
+    return "| " + " | ".join(cells) + " |"
+
+
 def _conditions(row: StateRow) -> str:
     said = [
         f"recipe {', '.join(row.precision)}" if row.precision else "",
@@ -75,6 +87,8 @@ def _conditions(row: StateRow) -> str:
         f"{row.not_offload} not offloaded" if row.not_offload else "",
         "" if row.non_tn is None else f"FP8 GEMMs {'in every layout' if row.non_tn else 'in one layout'}",
         "in host memory" if row.place == "host" else "",
+        "page-locked" if row.pinned else "",
+        "made before the first step" if row.eager else "",
         f"at most {row.cap:,} elements" if row.cap else "",
         row.select.replace("_", " ") if row.select not in ("trainable", "all") else "",
     ]
