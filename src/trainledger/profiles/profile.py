@@ -226,6 +226,8 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ends_together    the embedding and what follows the last block are gathered and reduced at once, and stay gathered
     last_block_kept  the last block stays gathered between forward and backward
     workspace_bytes  scratch memory of libraries, allocated once in the device's pool and kept: calibrated
+    beside           the entry of data/measured/meters.toml for context and communicators; "": today's of the vendor
+    communicators    groups that have one beside every axis and the world: model (tp x pp), tied, neighbour
     loss, losses     how the loss is computed by default, and what else --loss may say (inventory/blocks/loss.py)
     recomputes       parts of a block that --recompute-parts may name
     selective        those that --recompute selective stands for by itself
@@ -254,6 +256,8 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ends_together: bool = False
     last_block_kept: bool = False
     workspace_bytes: int = 0
+    beside: str = ""
+    communicators: tuple[Literal["model", "tied", "neighbour"], ...] = ()
     loss: str = ""
     losses: tuple[str, ...] = ()
     recomputes: tuple[str, ...] = ()

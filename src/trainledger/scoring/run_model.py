@@ -53,15 +53,17 @@ def model_readings() -> ModelReadings:
     return msgspec.convert(load_toml(MEASURED / "models.toml"), ModelReadings)
 
 
-def model_of(cells: Cells) -> Model:
+def model_of(cells: Cells, plain: str = "") -> Model:
     """The model that a row's name and sizes describe; Unclear where they leave a size open.
+
+    plain   the model_type of one without a gate whose name speaks of no family, where an engine had its own
 
     >>> model_of(Cells({"model": "llama3-8b", "layers": "2"})).num_layers
     2
     """
     name = cells.text("model")
     preset = _preset(name, cells)
-    config = dict(preset_config(preset)) if preset else {"model_type": _model_type(name, cells)}
+    config = dict(preset_config(preset)) if preset else {"model_type": _model_type(name, cells, plain)}
     family = family_for(config, name)
     _write_sizes(config, family, cells)
     if not preset:
@@ -129,11 +131,11 @@ def _sizes(model: Model) -> dict[str, int]:
     return sizes
 
 
-def _model_type(name: str, cells: Cells) -> str:
+def _model_type(name: str, cells: Cells, plain: str) -> str:
     """The model_type whose layout the row's sizes are read in."""
-    readings, plain = model_readings(), _plain(name)
+    readings, said = model_readings(), _plain(name)
     routed, gated = bool(cells.whole("num_experts", 0)), cells.flag("glu")
-    if any(word in plain for word in readings.latent["holds"]):
+    if any(word in said for word in readings.latent["holds"]):
         raise Unclear(
             f"model {name!r}: its keys and values go through a low rank that no column states, and no config of that "
             "name and these sizes comes with the package"
@@ -142,9 +144,10 @@ def _model_type(name: str, cells: Cells) -> str:
         raise Unclear(f"hidden is blank, and no model is known by the name {name!r}")
     for family in readings.family:
         model_type = family.routed if routed else family.dense
-        if family.holds in plain and model_type and gated in (None, family.glu):
+        if family.holds in said and model_type and gated in (None, family.glu):
             return model_type
-    return readings.shape[_shape(name, cells, routed=routed, gated=gated)]
+    shape = _shape(name, cells, routed=routed, gated=gated)
+    return plain if plain and shape == "plain" else readings.shape[shape]
 
 
 def _shape(name: str, cells: Cells, *, routed: bool, gated: bool | None) -> str:

@@ -35,7 +35,7 @@ def predict_run(inputs: Mapping[str, str]) -> Prediction:
 
 
 def _memory(cells: Cells, reading: EngineReading) -> RunMemory:
-    model = model_of(cells)
+    model = model_of(cells, reading.plain)
     layout = layout_of(cells, reading)
     said = told(cells, reading)
     card = card_of(cells)

@@ -43,7 +43,7 @@ class _Communicator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    context: _Context
+    context: dict[str, _Context]
     communicator: dict[str, _Communicator]
 
 
@@ -56,8 +56,8 @@ def beside(inventory: Inventory, plans: Plans, plan: int = 0) -> tuple[Beside, .
     """What a process takes of the card that PyTorch's allocator does not know; nothing in an accounting on paper."""
     if not inventory.setting.profile.memory.device:
         return ()
-    context, opened = _table().context, communicators(plans.take(slice(plan, plan + 1)))
-    each = _communicator(inventory)
+    context, each = _context(inventory), _communicator(inventory)
+    opened = communicators(inventory, plans.take(slice(plan, plan + 1)))
     groups = ", ".join(f"{name} of {ranks[0]}" for name, ranks in opened.items() if ranks[0] > 1)
     total = int(_opened_bytes(each, opened)[0])
     return (
@@ -84,12 +84,19 @@ def beside_bytes(inventory: Inventory, plans: Plans) -> IntArray:
     """[plans]: the sum of `beside`."""
     if not inventory.setting.profile.memory.device:
         return np.zeros(len(plans), dtype=np.int64)
-    return _bytes(_table().context.estimate) + _opened_bytes(_communicator(inventory), communicators(plans))
+    opened = communicators(inventory, plans)
+    return _bytes(_context(inventory).estimate) + _opened_bytes(_communicator(inventory), opened)
 
 
-def communicators(plans: Plans) -> dict[str, IntArray]:
-    """Group -> ranks [plans] of each communicator that a rank opens, where more than one: every axis, and the world."""
-    return {
+def communicators(inventory: Inventory, plans: Plans) -> dict[str, IntArray]:
+    """Group -> ranks [plans] of each communicator that a rank opens, where more than one.
+
+    Every axis has one, and the world; others are an engine's own. The tied ones, and neighbours, are those of a rank at
+    an end of the pipeline.
+    """
+    pair = np.minimum(plans.pp, 2)
+    more = {"model": plans.tp * plans.pp, "tied": pair if inventory.setting.model.tied else pair * 0, "neighbour": pair}
+    axes = {
         "world": plans.gpus,
         "dp_shard": plans.dp_shard * plans.cp,
         "dp_replicate": plans.dp_replicate,
@@ -98,11 +105,17 @@ def communicators(plans: Plans) -> dict[str, IntArray]:
         "pp": plans.pp,
         "ep": plans.ep,
     }
+    return axes | {name: more[name] for name in inventory.setting.profile.memory.communicators}
+
+
+def _context(inventory: Inventory) -> _Context:
+    return _table().context[inventory.setting.profile.memory.beside or "any"]
 
 
 def _communicator(inventory: Inventory) -> _Communicator:
     card = inventory.setting.accelerator
-    return _table().communicator["rocm" if card is not None and card.vendor == "amd" else "cuda"]
+    vendor = "rocm" if card is not None and card.vendor == "amd" else "cuda"
+    return _table().communicator[inventory.setting.profile.memory.beside or vendor]
 
 
 def _opened_bytes(each: _Communicator, opened: dict[str, IntArray]) -> IntArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainledger.account.memory.flat_groups import FlatGroups
 from trainledger.account.memory.fsdp2 import Fsdp2
 from trainledger.account.memory.megatron import DummyGradients
 from trainledger.account.memory.nanotron import WaitingGradients
@@ -12,6 +13,7 @@ from trainledger.inventory.inventory import Inventory
 PASSING: dict[str, type[Passing]] = {
     "none": Passing,
     "dummy gradients": DummyGradients,
+    "flat groups": FlatGroups,
     "fsdp2": Fsdp2,
     "waiting gradients": WaitingGradients,
 }

@@ -11,6 +11,8 @@ import numpy as np
 from trainledger.account.memory.active import received_bytes
 from trainledger.account.memory.allocator import Event, Reserved, replay
 from trainledger.account.memory.engines import passing_of
+from trainledger.account.memory.flat_groups import FlatGroups
+from trainledger.account.memory.flat_run import FlatRun
 from trainledger.account.memory.fsdp2 import Fsdp2
 from trainledger.account.memory.fsdp2_run import Fsdp2Run
 from trainledger.account.memory.fsdp2_units import asked_for, units_of
@@ -74,6 +76,8 @@ def _engine(passing: Passing, requests: Requests, row: int, stage: Stage) -> Eng
         case Fsdp2():
             piped = int(passing.own.plans.pp[0]) > 1
             return Fsdp2Run(requests, units_of(passing, row, stage.layers), accumulate=piped)
+        case FlatGroups():
+            return FlatRun(requests, passing, row)
         case WaitingGradients():
             tied = passing.inventory.setting.model.tied
             return WaitingRun(requests, int(passing.tables[0, row]), tied=tied and int(passing.own.plans.pp[0]) == 1)

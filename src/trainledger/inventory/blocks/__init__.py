@@ -17,6 +17,7 @@ MANNERS: dict[str, Callable[[Inventory, Sizes], Parts]] = {
     "plain": plain.parts,
     "megatron": megatron.parts,
     "megatron native": megatron.native_parts,
+    "megatron deepspeed": megatron.deepspeed_parts,
     "nanotron": nanotron.parts,
     "titan": titan.parts,
 }

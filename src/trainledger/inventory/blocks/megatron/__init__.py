@@ -29,12 +29,17 @@ def native_parts(inventory: Inventory, sizes: Sizes) -> Parts:
     )
 
 
+def deepspeed_parts(inventory: Inventory, sizes: Sizes) -> Parts:
+    """The same modules before any buffer was shared. [megatron-deepspeed: megatron/model/transformer.py]"""
+    return _parts(inventory, sizes, Native, standing=0, beside=0)
+
+
 def _parts(inventory: Inventory, sizes: Sizes, kit: Kit, *, standing: IntArray | int, beside: IntArray | int) -> Parts:
     setting = inventory.setting
     mtp = inventory.table.at.mtp
     again = setting.recomputed_parts
     return Parts(
-        embedding=embedding(sizes),
+        embedding=embedding(sizes, kit),
         blocks=tuple(layer(block, sizes, kit, again, predicts=slot == mtp) for slot, block in inventory.layers),
         final=output(sizes, kit, setting.loss),
         standing=standing,

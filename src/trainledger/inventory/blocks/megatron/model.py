@@ -18,13 +18,21 @@ Kit = type[Modules]
 """Whose modules a model is built of."""
 
 
-def embedding(sizes: Sizes) -> Tape:
-    """The ranks' parts are summed and scattered; backward the gradient of the whole table is made, and then added."""
-    program = Program()
-    whole = Modules(program, sizes).where_sp(sizes.hidden)
+def embedding(sizes: Sizes, kit: Kit) -> Tape:
+    """The ranks' parts are summed and scattered; backward the gradient of the whole table is made, and then added.
+
+    A norm after it keeps what it reads. GPT's dropout, where networks have no gate, keeps its mask.
+    """
+    program, model = Program(), sizes.setting.model
+    modules = kit(program, sizes)
+    whole = modules.where_sp(sizes.hidden)
     made = {"token ids, and where": sizes.wide(1, "int64") + sizes.wide(1, "uint8")}
     table = bytes_of(vocab_of_rank(sizes) * sizes.hidden_size, sizes.dtype)
     out = program.op("embedding", (), sizes.residual, made=made, work=whole, back_work=(whole, table))
+    if any(tensor.role == "norm" for tensor in model.embedding):
+        out = modules.norm("norm after the embedding", out, sizes.hidden_size)
+    if any(_drops(block) for block in model.blocks):
+        out = modules.dropped("the embedding", out)
     return walk(program, out)
 
 
@@ -45,7 +53,7 @@ def layer(block: Block, sizes: Sizes, kit: Kit, again: tuple[str, ...], *, predi
 
 def _layer(modules: Modules, block: Block, x: Value, *, predicts: bool) -> Value:
     stream = _joined(modules, x) if predicts else x
-    dropout = block.attention is not None and block.mlp is not None and not block.mlp.gated
+    dropout = _drops(block)
     branches = [part for part in (block.attention, block.ssm, block.mlp, block.moe) if part is not None]
     for name, part in zip(("attention", "the network", "the rest"), branches, strict=False):
         branch = _branch(modules, block, part, stream)
@@ -53,6 +61,11 @@ def _layer(modules: Modules, block: Block, x: Value, *, predicts: bool) -> Value
             branch = modules.norm(f"norm after {name}", branch, modules.sizes.hidden_size)
         stream = modules.added(f"residual after {name}", stream, branch, dropout=dropout)
     return stream
+
+
+def _drops(block: Block) -> bool:
+    """Whether a block is GPT's, which is trained with dropout."""
+    return block.attention is not None and block.mlp is not None and not block.mlp.gated
 
 
 def _branch(modules: Modules, block: Block, part: object, stream: Value) -> Value:

@@ -121,9 +121,13 @@ class Modules:
     def added(self, name: str, stream: Value, branch: Value, *, dropout: bool) -> Value:
         """The residual addition, a new tensor; with dropout before it, which keeps a byte an element, in one kernel."""
         if dropout:
-            made = {"mask": self.sharded(self.sizes.hidden_size, "uint8")}
-            branch = self.program.op(f"dropout before the {name}", branch, branch.nbytes, in_place=True, made=made)
+            branch = self.dropped(name, branch)
         return self.program.op(name, (stream, branch), stream.nbytes, passes=True)
+
+    def dropped(self, name: str, x: Value) -> Value:
+        """Dropout in the kernel of what comes before or after it: a byte an element is kept."""
+        made = {"mask": self.sharded(self.sizes.hidden_size, "uint8")}
+        return self.program.op(f"dropout after {name}", x, x.nbytes, in_place=True, made=made)
 
     @property
     def quantised(self) -> bool:
