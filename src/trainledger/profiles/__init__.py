@@ -110,7 +110,13 @@ def _laid_out(engine: str, filename: str) -> dict[str, Any]:
     folder = files("trainledger.profiles").joinpath(engine.replace("-", "_"))
     read = tomllib.loads(folder.joinpath(filename).read_text(encoding="utf-8"))
     base = read.pop("base", "")
-    return _over(_laid_out(engine, base), read) if base else read
+    return _without_lost_stages(_over(_laid_out(engine, base), read)) if base else read
+
+
+def _without_lost_stages(laid: dict[str, Any]) -> dict[str, Any]:
+    """A profile without the rows of its base for zero_stages that it lacks itself."""
+    rows = [row for row in laid["state"] if "zero" not in row or set(row["zero"]) & set(laid["zero_stages"])]
+    return {**laid, "state": rows}
 
 
 def _over(under: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
