@@ -89,3 +89,27 @@ def test_bounds_are_where_published_runs_were_found() -> None:
 def test_an_engine_without_published_runs_has_the_bounds_of_all() -> None:
     assert residual("deepspeed", "reserved") == residual("pooled", "reserved")
     assert bounds("deepspeed", "no such meter", 7) == (7, 7)
+
+
+@pytest.mark.parametrize("engine", ["megatron", "torchtitan", "deepspeed"])
+def test_all_tokens_on_one_rank_are_a_bound_and_never_less(engine: str) -> None:
+    """Of 8 experts two are chosen: on one of four ranks lie two, so it may get four times its share."""
+    plans = plan_of(ep=4, dp_shard=8, zero_stage=1 if engine == "megatron" else 3)
+    found = {
+        routing: memory_of(inventory_of(engine, "mixtral-8x7b", routing=routing, recompute="none"), plans).meters
+        for routing in ("", "balanced", "worst")
+    }
+    for meter, unsaid in found[""].items():
+        assert found["balanced"][meter].estimate == unsaid.estimate < found["worst"][meter].estimate
+        assert found["balanced"][meter].upper < unsaid.upper
+    more = found["worst"]["allocated"].estimate - found["balanced"]["allocated"].estimate
+    assert found[""]["allocated"].upper == found["balanced"]["allocated"].upper + more
+
+
+def test_without_ranks_of_their_own_experts_get_all_tokens_anyway() -> None:
+    plans = plan_of(dp_shard=8, zero_stage=3)
+    meters = [
+        memory_of(inventory_of("torchtitan", "mixtral-8x7b", routing=routing), plans).meters
+        for routing in ("", "worst")
+    ]
+    assert meters[0] == meters[1]

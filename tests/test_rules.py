@@ -77,6 +77,7 @@ CASES: dict[str, Case] = {
     "engine-loss": Case({**MG, "loss": "fused"}, {**MG, "loss": "chunked"}, ("chunked", "vocab-parallel, fused")),
     "loss-chunks": Case({**TT, "loss": "chunked", "loss_chunks": 4}, {**TT, "loss_chunks": 4}, ("--loss-chunks 4",)),
     "allocator": Case({**TT, "allocator": "expandable"}, {**TT, "allocator": "growing"}, ("growing", "expandable")),
+    "routing": Case({"routing": "worst"}, {"routing": "worst"}, ("--routing worst", "no routed"), sound=routed()),
     "engine-compile": Case({**TT, "compile": "on"}, {**MG, "compile": "on"}, ("--compile on", "one way", "torchtitan")),
     "engine-recompute": Case(
         {**TT, "framework_version": "2025-12", "recompute": "every-2"},

@@ -128,6 +128,11 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
         return sum(t.numel * t.copies for t in self.tensors)
 
 
+def routed(model: Model) -> bool:
+    """Whether some layer has routed experts."""
+    return any(block.moe is not None for block in model.blocks)
+
+
 class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A decoder-only model.
 

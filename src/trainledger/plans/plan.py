@@ -39,6 +39,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     allocator                   default | expandable: how PyTorch's allocator grows; "" is as the launcher sets it
     compile                     on | off: torch.compile of blocks, and of the loss where the release has it; "" is the
                                 engine's default
+    routing                     balanced | worst: how many tokens choose experts of one rank: an equal share, or all of
+                                them; "" is balanced, with the worst as an upper bound
     frozen_dtype                dtype of weights that do not train; "" is the engine's own
     reduce_bucket               elements of a gradient bucket; 0 is the engine's default
     offload                     what lives in host memory: optimizer, parameters
@@ -59,6 +61,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     cp_comm: str = ""
     loss_chunks: int = 0
     allocator: str = ""
+    routing: str = ""
     compile: str = ""
     frozen_dtype: str = ""
     reduce_bucket: int = 0

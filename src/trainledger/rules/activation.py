@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainledger.facts.model import routed
 from trainledger.plans.plan import Plans
 from trainledger.plans.setting import EVERY, Setting
 from trainledger.profiles import engine_names, load_profile, releases
@@ -154,7 +155,30 @@ def _allocator_sentence(setting: Setting, row: dict[str, int]) -> str:
     return "--allocator expandable: ROCm's caching allocator has no expandable segments; write default, or leave it out"
 
 
+ROUTINGS = ("balanced", "worst")
+
+
+def _routing(setting: Setting, plans: Plans) -> bool:
+    chosen = setting.scenario.routing
+    return bool(chosen) and (chosen not in ROUTINGS or not routed(setting.model))
+
+
+def _routing_sentence(setting: Setting, row: dict[str, int]) -> str:
+    chosen = setting.scenario.routing
+    if chosen not in ROUTINGS:
+        return f"--routing {chosen} is not one of {', '.join(ROUTINGS)}; write one of those, or leave it out"
+    return f"--routing {chosen}: {setting.model.name} has no routed experts; leave it out"
+
+
 RULES: tuple[Rule, ...] = (
+    Rule(
+        id="routing",
+        severity="refuse",
+        scope="model",
+        source="what a router decides",
+        broken=_routing,
+        sentence=_routing_sentence,
+    ),
     Rule(
         id="allocator",
         severity="refuse",

@@ -5,7 +5,7 @@ What the engine's profile or the accounts have no word for is Unsupported, and s
 
 from __future__ import annotations
 
-from trainledger.facts.model import Model
+from trainledger.facts.model import Model, routed
 from trainledger.plans.plan import Scenario
 from trainledger.plans.setting import EVERY
 from trainledger.plans.split import layers_per_chunk
@@ -43,6 +43,7 @@ def scenario_of(told: Told, reading: EngineReading, layout: RunLayout, model: Mo
         loss="chunked" if told.loss_chunks else told.loss,
         loss_chunks=told.loss_chunks,
         allocator=told.allocator,
+        routing="balanced" if told.routing in ("balanced", "capacity") and routed(model) else "",
         compile=_compile(told, profile),
         schedule=_schedule(told, layout),
         attention=told.attention,

@@ -158,6 +158,10 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
     ] = None
     loss: Annotated[str | None, flag("How the loss is computed, of the engine's ways [its own].", "NAME")] = None
     loss_chunks: Annotated[int | None, flag("Parts of a chunked loss [the engine's own].", "N")] = None
+    routing: Annotated[
+        str | None,
+        flag("Tokens of one rank's experts: balanced, worst [balanced, with the worst as a bound].", "NAME"),
+    ] = None
     allocator: Annotated[
         str | None,
         flag("How PyTorch's allocator grows: default, expandable [as the engine's launcher sets it].", "NAME"),

@@ -13,6 +13,7 @@ from trainledger.account.memory.beside import Beside, beside
 from trainledger.account.memory.bounds import bounds
 from trainledger.account.memory.replay import reserved_of
 from trainledger.account.memory.stage import StageMemory, stage_memory
+from trainledger.facts.model import routed
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tape.walk import Kind
 from trainledger.plans.plan import Plans
@@ -79,14 +80,15 @@ def _meters(inventory: Inventory, plans: Plans, allocated: int) -> dict[str, Met
 
     A count of parameters makes no requests: nothing is known of what its allocator reserves.
     """
-    meters = {"allocated": _meter(inventory, "allocated", allocated)}
+    more = uneven_bytes(inventory, plans, allocated)
+    meters = {"allocated": _meter(inventory, "allocated", allocated, more)}
     extra = beside(inventory, plans)
     if extra:
         under = meters["allocated"]
         if not inventory.setting.model.params_only:
             expandable = inventory.setting.allocator(int(plans.gpus[0])) == "expandable"
             reserved = reserved_of(inventory, plans, expandable=expandable).max_reserved
-            under = meters["reserved"] = _meter(inventory, "reserved", reserved)
+            under = meters["reserved"] = _meter(inventory, "reserved", reserved, more)
         meters["device"] = Meter(
             estimate=under.estimate + sum(line.amount for line in extra),
             lower=under.lower + sum(line.lower for line in extra),
@@ -95,9 +97,18 @@ def _meters(inventory: Inventory, plans: Plans, allocated: int) -> dict[str, Met
     return meters
 
 
-def _meter(inventory: Inventory, name: str, estimate: int) -> Meter:
+def _meter(inventory: Inventory, name: str, estimate: int, more: int) -> Meter:
     lower, upper = bounds(inventory.setting.profile.name, name, estimate)
-    return Meter(estimate=estimate, lower=lower, upper=upper)
+    return Meter(estimate=estimate, lower=lower, upper=upper + more)
+
+
+def uneven_bytes(inventory: Inventory, plans: Plans, allocated: int) -> int:
+    """What more is allocated where all tokens choose experts of one rank; 0 where routing is said, or cannot matter."""
+    setting = inventory.setting
+    if setting.scenario.routing or int(plans.ep[0]) == 1 or not routed(setting.model):
+        return 0
+    worst = stage_memory(Inventory(setting.under(routing="worst")), plans)
+    return max(int(worst.allocated[0]) - allocated, 0)
 
 
 def alive_at(stages: StageMemory, index: int, row: int) -> tuple[Alive, ...]:

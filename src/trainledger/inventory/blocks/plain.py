@@ -12,6 +12,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
+from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
 from trainledger.facts.model import Attention, Block, Mlp, Moe, Ssm
 from trainledger.inventory.blocks.parts import Parts
@@ -126,15 +127,20 @@ def _mlp(program: Program, mlp: Mlp, sizes: Sizes, x: Value, *, dropout: bool) -
 
 
 def _moe(program: Program, moe: Moe, sizes: Sizes, x: Value) -> Value:
-    """Balanced routing: every token is processed top_k times, wherever its experts live."""
+    """Every token is processed top_k times, wherever its experts live: by equal shares, or all on one rank."""
     plans = sizes.plans
     over = np.maximum(plans.tp, plans.etp)
     inner = moe.intermediate * (2 if moe.gated else 1)
     program.op("router", x, 0, made={"scores": sizes.wide(moe.experts, "fp32")})
-    rows = program.op("dispatch", x, sizes.cut(moe.top_k * sizes.hidden_size, over))
-    up = program.op("experts up", rows, sizes.cut(moe.top_k * inner, over), keeps=(rows,))
-    act = program.op("experts activation", up, sizes.cut(moe.top_k * moe.intermediate, over), keeps=(up,))
-    down = program.op("experts down", act, sizes.cut(moe.top_k * sizes.hidden_size, over), keeps=(act,))
+    count = sizes.arriving(sizes.tokens * moe.top_k, moe)
+
+    def cut(width: int) -> IntArray:
+        return ceil_div(bytes_of(count * width, sizes.dtype), over)
+
+    rows = program.op("dispatch", x, cut(sizes.hidden_size))
+    up = program.op("experts up", rows, cut(inner), keeps=(rows,))
+    act = program.op("experts activation", up, cut(moe.intermediate), keeps=(up,))
+    down = program.op("experts down", act, cut(sizes.hidden_size), keeps=(act,))
     out = program.op("combine", down, sizes.residual, keeps=(down,))
     if not moe.shared_intermediate:
         return out

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainledger.arrays import IntArray, ceil_div, ints, round_up
 from trainledger.dtypes import bytes_of
-from trainledger.facts.model import Attention
+from trainledger.facts.model import Attention, Moe
 from trainledger.plans.plan import Plans
 from trainledger.plans.setting import Setting
 
@@ -76,6 +76,16 @@ class Sizes:
         multiple = np.maximum(setting.profile.vocab_multiple * self.tp, 1)
         padded = round_up(setting.model.vocab_size, multiple)
         return ints(ceil_div(padded, self.tp) if cut else padded)
+
+    def arriving(self, rows: IntArray, moe: Moe) -> IntArray:
+        """[plans]: rows that the experts of one rank get where every rank sends `rows`, top_k for each token.
+
+        As many with balanced routing; under `worst` those of all ranks, of a token as many as it can have there.
+        """
+        if self.setting.scenario.routing != "worst":
+            return rows
+        own = ceil_div(moe.experts, self.plans.ep)
+        return rows // moe.top_k * np.minimum(own, moe.top_k) * self.plans.ep
 
     def logits(self, dtype: str, *, cut: bool = True) -> IntArray:
         """One value a token and entry of the (cut) vocabulary."""

@@ -48,6 +48,8 @@ def _router(build: Builder, shape: Moe, x: Value) -> Value:
 def _experts(build: Builder, shape: Moe, routed: Value, rows: IntArray, each: IntArray) -> Value:
     """Three products in groups; each exchange and each padding is a copy of the rows."""
     program, sizes, pinned = build.program, build.sizes, build.pins("all_to_all")
+    sent, rows = each, sizes.arriving(rows, shape)
+    each = bytes_of(rows * sizes.hidden_size, sizes.dtype)
     arrived = program.op("rows sent to experts", routed, each, pinned=pinned) if build.exchanged else routed
     padded = program.op("rows padded by expert", arrived, each, back_work=each)
     over = np.maximum(sizes.plans.etp, 1)
@@ -59,7 +61,7 @@ def _experts(build: Builder, shape: Moe, routed: Value, rows: IntArray, each: In
     gated = program.op("experts' gated", (gate, up), inner, keeps=(gate, up), first_over=build.compiled)
     down = build.matrix("experts' down projection", gated, each, weight, counted=False)
     plain = program.op("rows without padding", down, each)
-    return program.op("rows sent back", plain, each, pinned=pinned) if build.exchanged else plain
+    return program.op("rows sent back", plain, sent, pinned=pinned) if build.exchanged else plain
 
 
 def _weighed(build: Builder, back: Value, scores: Value, each: IntArray) -> Value:
