@@ -63,6 +63,15 @@ def test_nothing_of_that_size_is_said_with_the_nearest() -> None:
     )
 
 
+def test_whole_sequences_that_have_the_size_are_named_first() -> None:
+    """65,536 tokens x 128,256 words x 4 B are 31.31 GiB: sixteen sequences of 4096 tokens, not the plan's four."""
+    text = run("check", "CUDA out of memory. Tried to allocate 31.31 GiB", *PLAN).out
+    assert text.splitlines()[0].startswith(
+        "31.31 GiB asked for: nothing that this plan makes has that size, but logits in fp32 at --mbs 16"
+    )
+    assert "smaller logits: --mbs or --seq" in text
+
+
 def test_a_named_tensor_of_another_size_says_what_gives_it() -> None:
     message = "    logits = logits.float()\nCUDA out of memory. Tried to allocate 49.00 GiB."
     for extra in ((), ("--tensor", "logits")):

@@ -95,7 +95,7 @@ def test_the_examples_are_plan_files_that_fit() -> None:
     for path in files:
         done = run("ledger", str(path))
         assert (done.code, done.err) == (0, ""), path
-        assert done.out.startswith("fits: ")
+        assert done.out.startswith("fits, ")
 
 
 def test_what_is_sent_is_said_of_whom() -> None:

@@ -99,10 +99,13 @@ def test_a_ledger_on_a_card_tells_its_limits_and_one_without_does_not() -> None:
     assert memory["largest_mbs"] > 1
     assert memory["longest_seq"] > 4096
     text = run(*arguments, "--gpu", "h100").out
-    assert f"at most a micro-batch of {memory['largest_mbs']} fits, or sequences of {memory['longest_seq']:,}" in text
+    assert (
+        f"largest that fits, all else as it is: --mbs {memory['largest_mbs']}, or --seq {memory['longest_seq']}\n"
+        in text
+    )
     memory = answer(*arguments)["memory"]
     assert memory["largest_mbs"] is memory["longest_seq"] is None
-    assert "at most a micro-batch" not in run(*arguments).out
+    assert "largest that fits" not in run(*arguments).out
 
 
 @pytest.mark.parametrize(("gpu", "code"), [("h100", 0), ("v100-16gb", 3)])

@@ -47,7 +47,10 @@ def bars(answer: Answer) -> Document:
     columns = [Column("pp_stage"), left("holds"), Column("most"), Column("free"), left("in the")]
     over = f", {OVER} over what is usable" if usable is not None and whole > usable else ""
     free = f", {FREE} free" if usable is not None else ""
-    return [table(columns, rows), Text(f"{LEGEND}{free}{over}", "dim")]
+    found: Document = [table(columns, rows), Text(f"{LEGEND}{free}{over}", "dim")]
+    if len(rows) < answer["plan"]["pp"]:
+        found.append(Text("a pp_stage that is not shown has the layers of one above it, and holds no more", "dim"))
+    return found
 
 
 def bar(parts: Mapping[str, int], whole: int, usable: int | None = None) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from trainledger.reconcile.out_of_memory import KNOBS
 from trainledger.report.document import BLANK, Column, Document, Table, Text, left, table
-from trainledger.report.words import Answer, assumed, card, degrees, engine, gpus, notes, percent, whole
+from trainledger.report.words import Answer, assumed, batch, card, degrees, engine, gpus, notes, percent, whole
 from trainledger.units import format_bytes
 
 AXES = ("tp", "pp", "vpp", "cp", "ep", "dp", "dp_replicate", "mbs", "num_microbatches")
@@ -33,13 +36,26 @@ def _verdict(answer: Answer) -> Text:
     if answer["named"] and answer["inversions"]:
         made = answer["inversions"][0]
         return Text(f"{asked} asked for: {made['name']}, of {_tokens(made)} tokens on one rank", "answer")
-    return Text(f"{asked} asked for: nothing that this plan makes has that size", "warn")
+    fitting = [f"{one['name']} at --mbs {mbs}" for one in answer["inversions"] if (mbs := _micro_batch(answer, one))]
+    but = f", but {' or '.join(fitting)} would" if fitting else ""
+    return Text(f"{asked} asked for: nothing that this plan makes has that size{but}", "warn")
+
+
+def _micro_batch(answer: Answer, made: Answer) -> int | None:
+    """The micro-batch of whole sequences that gives the size, where one does and chance is unlikely to."""
+    each = made["planned_tokens"] // answer["plan"]["mbs"]
+    least, most = made["tokens_at_least"], made["tokens_at_most"]
+    if (most - least) * 20 > each:
+        return None
+    return most // each if most // each * each >= least else None
 
 
 def _plan(answer: Answer) -> Document:
     plan = answer["plan"]
     split = degrees(plan, AXES)
-    chosen = f"{plan['precision']}, {plan['optimizer']}, seq {plan['seq']}, recompute {plan['recompute']}"
+    chosen = ", ".join(
+        (plan["precision"], plan["optimizer"], f"seq {plan['seq']}", batch(plan), f"recompute {plan['recompute']}")
+    )
     at = f" on {card(answer['accelerator'], answer['usable_bytes'])}" if answer["usable_bytes"] is not None else ""
     return [
         Text(f"{answer['model']} on {gpus(plan['gpus'])}{at}, {engine(answer['profile'])}"),
@@ -73,12 +89,17 @@ def _storages(answer: Answer) -> Document:
     found: Document = [_table(title, rows[:SHOWN])]
     if answer["candidates"]:
         knobs = dict.fromkeys((one["family"], one["knob"]) for one in rows[:SHOWN])
-        found += [Text(f"smaller {family}: {knob}") for family, knob in knobs]
+        found += _smaller(knobs)
     return [*found, BLANK]
 
 
+def _smaller(knobs: Iterable[tuple[str, str]]) -> Document:
+    """What makes each family of tensors smaller."""
+    return [Text(f"smaller {family}: {knob}") for family, knob in knobs]
+
+
 def _table(title: str, rows: list[Answer]) -> Table:
-    columns = [left(title), Column("bytes"), Column("off"), left("made"), Column("pp_stage"), left("is")]
+    columns = [left(title), Column("bytes"), Column("off"), left("made"), Column("pp_stage"), left("formula")]
     cells = [
         [
             _named(one),
@@ -112,11 +133,12 @@ def _inversions(answer: Answer) -> Document:
         left("would have that size with"),
         Column("tokens"),
         Column("the plan's"),
-        Column("or mbs"),
-        Column("or seq"),
+        Column("as mbs"),
+        Column("or as seq"),
         Column("or vocabulary"),
     ]
-    return [table(columns, rows), BLANK]
+    knobs = dict.fromkeys((one["family"], KNOBS[one["family"]]) for one in made)
+    return [table(columns, rows), *_smaller(knobs), BLANK]
 
 
 def _full_of(answer: Answer) -> Document:

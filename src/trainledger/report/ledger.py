@@ -9,6 +9,8 @@ from trainledger.report.document import BLANK, Column, Document, Table, Text, le
 from trainledger.report.words import (
     Answer,
     assumed,
+    batch,
+    beyond,
     busiest,
     card,
     change,
@@ -26,6 +28,11 @@ from trainledger.units import format_bytes, format_count, format_gb
 
 LARGEST = 6
 NAMED = 4
+METERS = {
+    "reserved": "reserved by PyTorch's allocator",
+    "device": "device (nvidia-smi): with context and communicators",
+}
+"""Meter -> how a row of it is called."""
 AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "dp_replicate", "mbs", "num_microbatches")
 
 
@@ -43,7 +50,9 @@ def _ledger(answer: Answer) -> Document:
     axes = [name for name in AXES if name != "etp" or plan["etp"] != plan["tp"]]
     sure = ", ".join(f"{basis} {format_bytes(amount)}" for basis, amount in answer["memory"]["by_basis"].items())
     split = degrees(plan, axes)
-    chosen = f"{plan['precision']}, {plan['optimizer']}, seq {plan['seq']}, recompute {plan['recompute']}"
+    chosen = ", ".join(
+        (plan["precision"], plan["optimizer"], f"seq {plan['seq']}", batch(plan), f"recompute {plan['recompute']}")
+    )
     return [
         *_verdict(answer),
         Text(f"{answer['model']} on {gpus(plan['gpus'])}, {engine(answer['profile'])}", "answer"),
@@ -51,7 +60,8 @@ def _ledger(answer: Answer) -> Document:
         *assumed(answer),
         BLANK,
         _memory(answer),
-        Text(f"how sure: {sure}", "dim"),
+        *_more_than_at_once(answer),
+        Text(f"how sure of what is allocated: {sure}", "dim"),
         *_limits(answer),
         BLANK,
         *bars(answer),
@@ -72,23 +82,35 @@ def _verdict(answer: Answer) -> Document:
         return [Text(f"holds {format_bytes(meters['allocated']['estimate'])} per GPU, {where}", "answer")]
     at = f"{card(answer['accelerator'], usable)}"
     if memory["fits"]:
-        return [Text(f"fits, {format_bytes(free)} free of {at}{_band(meters)}: most {where}", "good")]
+        worst = usable - meters.get("device", meters["allocated"])["upper"]
+        verdict = f"fits, {format_bytes(free)} free of {at}{_bounds(meters, usable)}: most {where}"
+        return [Text(verdict, "good" if worst >= 0 else "warn")]
     if free >= 0:
         on_host = format_bytes(memory["host_bytes"])
         return [Text(f"does not fit: the card holds it, the host does not hold {on_host} per GPU", "bad")]
     largest = ", ".join(f"{one['name']} {format_bytes(one['amount'])}" for one in memory["alive"][:NAMED])
     return [
-        Text(f"does not fit: {format_bytes(-free)} over {at}{_band(meters)}, {where}", "bad"),
+        Text(f"does not fit: {format_bytes(-free)} over {at}{_bounds(meters, usable)}: most {where}", "bad"),
         Text(f"largest there: {largest}"),
         change(memory["smallest_change"]),
     ]
 
 
-def _band(meters: Answer) -> str:
-    """How far the meter that decides may be off, where that is known."""
+def _bounds(meters: Answer, usable: int) -> str:
+    """What is free at the bounds of the meter that decides, where it has any, the worse one first.
+
+    >>> _bounds({"allocated": {"estimate": 70 << 30, "lower": 66 << 30, "upper": 83 << 30}}, 79 << 30)
+    ', bounds 4.00 GiB over to 13.0 GiB free'
+    """
     device = meters.get("device", meters["allocated"])
-    less, more = device["estimate"] - device["lower"], device["upper"] - device["estimate"]
-    return f", band -{format_bytes(less)} +{format_bytes(more)}" if less or more else ""
+    if device["lower"] == device["upper"]:
+        return ""
+    worst, best = (_left_over(usable - device[bound]) for bound in ("upper", "lower"))
+    return f", bounds {worst.removesuffix(best[-5:])} to {best}"
+
+
+def _left_over(free: int) -> str:
+    return f"{format_bytes(free)} free" if free >= 0 else f"{format_bytes(-free)} over"
 
 
 def _memory(answer: Answer) -> Table:
@@ -99,24 +121,35 @@ def _memory(answer: Answer) -> Table:
         for name, amount in memory["by_category"].items()
         if amount
     ]
-    rows.append([f"all that is allocated in the {memory['place']}", format_bytes(total), ""])
-    if "device" in memory["meters"]:
-        rows.append(["with context and communicators", format_bytes(memory["meters"]["device"]["estimate"]), ""])
+    rows.append([f"allocated in the {memory['place']}", format_bytes(total), ""])
+    rows += [
+        [label, format_bytes(memory["meters"][meter]["estimate"]), ""]
+        for meter, label in METERS.items()
+        if meter in memory["meters"]
+    ]
     if memory["host_bytes"]:
         rows.append(["host memory, beside it", format_bytes(memory["host_bytes"]), ""])
-    return table([left("held per GPU"), Column("at most"), Column("of peak")], rows)
+    return table([left("held per GPU"), Column("at most"), Column("of allocated")], rows)
+
+
+def _more_than_at_once(answer: Answer) -> Document:
+    """Why the categories may sum to more than is allocated."""
+    memory = answer["memory"]
+    if sum(memory["by_category"].values()) <= memory["meters"]["allocated"]["estimate"]:
+        return []
+    return [Text("at most: each category when it is largest, which is not for all at once; they do not add up", "dim")]
 
 
 def _limits(answer: Answer) -> Document:
-    """How far the plan can be stretched on its card."""
+    """How far the plan can be stretched on its card, as it is typed."""
     mbs, seq = answer["memory"]["largest_mbs"], answer["memory"]["longest_seq"]
     if mbs is None or seq is None:
         return []
     if not mbs and not seq:
-        return [Text("with all else as it is no micro-batch and no sequence fits")]
-    largest = f"a micro-batch of {mbs}" if mbs else "no micro-batch"
-    longest = f"sequences of {whole(seq)}" if seq else "no sequence"
-    return [Text(f"with all else as it is at most {largest} fits, or {longest}")]
+        return [Text("all else as it is, no --mbs and no --seq fits")]
+    largest = f"--mbs {mbs}" if mbs else "no --mbs"
+    longest = f"--seq {seq}" if seq else "no --seq"
+    return [Text(f"largest that fits, all else as it is: {largest}, or {longest}")]
 
 
 def _outside(answer: Answer) -> Document:
@@ -239,6 +272,7 @@ def _sweep(answer: Answer) -> Document:
         BLANK,
         table(columns, cells, styles),
         busiest(),
+        *([] if answer["usable_bytes"] is None else [beyond("total", "fits")]),
         *(Text(f"{name} {row['value']} is refused: {row['refused']}", "warn") for row in rows if "refused" in row),
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainledger.report.document import BLANK, Column, Document, Table, Text, left, table
-from trainledger.report.words import Answer, assumed, busiest, card, change, engine, gpus, notes, whole
+from trainledger.report.words import Answer, assumed, beyond, busiest, card, change, engine, gpus, notes, whole
 from trainledger.units import format_bytes, format_gb
 
 DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp")
@@ -67,7 +67,7 @@ def _best(answer: Answer) -> Document:
         return []
     first = {"headroom": "most memory left", "traffic": "least sent"}[answer["sort"]]
     title = f"{first}, {len(answer['plans'])} of {whole(answer['accepted'])}"
-    return [Text(title, "heading"), _table(answer["plans"]), busiest(), BLANK]
+    return [Text(title, "heading"), _table(answer["plans"]), busiest(), beyond("allocated", "free"), BLANK]
 
 
 def _table(candidates: list[Answer]) -> Table:
@@ -83,7 +83,7 @@ def _table(candidates: list[Answer]) -> Table:
         Column("mbs"),
         Column("micro-batches"),
         left("recompute"),
-        Column("memory"),
+        Column("allocated"),
         Column("states"),
         Column("activations"),
         Column("free"),

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 from trainledger.report.document import BLANK, Column, Document, Style, Table, Text, left, table
 from trainledger.report.predict import ignored, reasons
 from trainledger.report.words import Answer, percent, whole
 from trainledger.units import format_bytes
 
 COUNTS = ("rows", "scored", "match", "source_truncated", "mismatch", "unsupported", "incomplete")
+LEGEND = (
+    "source: what stands before the number in a row's id; median and p90 are of |ln(predicted / measured)|",
+    "values: a figure that several rows print once; tier C: much of the configuration inferred, in no other mean",
+)
+"""What the columns of the table by source are."""
 FAR = 15
 """How many of the rows that are furthest off are shown."""
 
@@ -98,13 +105,14 @@ def _memory(answer: Answer) -> Document:
     beside = f"; {whole(out['match'])} of {whole(out['rows'])} out-of-memory rows exceed their card" * bool(out["rows"])
     return [
         Text(
-            f"off by {percent(overall['median_abs_log_ratio'])} (median) and {percent(overall['p90_abs_log_ratio'])}"
-            f" (90th percentile) in the mean over {whole(overall['scored_sources'])} sources of"
-            f" {whole(overall['scored_rows'])} complete rows{beside}; {whole(without)} rows have no prediction",
+            f"half of a source's runs are off by at most {percent(overall['median_abs_log_ratio'])}, nine of ten by"
+            f" at most {percent(overall['p90_abs_log_ratio'])}: means over {whole(overall['scored_sources'])} sources"
+            f" with {whole(overall['scored_rows'])} complete rows{beside}; {whole(without)} rows have no prediction",
             "answer",
         ),
         BLANK,
         _by_meter(answer),
+        *(Text(line, "dim") for line in LEGEND),
         *_furthest(answer),
     ]
 
@@ -170,7 +178,7 @@ def _furthest(answer: Answer) -> Document:
             row["meter"],
             format_bytes(int(row["measured"])),
             format_bytes(int(row["predicted"])),
-            f"{row['log_ratio'] * 100:+.1f} %",
+            f"{math.exp(row['log_ratio']):.3f}",
         ]
         for row in scored[:FAR]
     ]
@@ -181,6 +189,6 @@ def _furthest(answer: Answer) -> Document:
         left("meter"),
         Column("measured"),
         Column("predicted"),
-        Column("ln ratio"),
+        Column("predicted / measured"),
     ]
     return [*([BLANK, table(columns, cells)] if cells else []), *([BLANK, *out] if out else [])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainledger.report.document import BLANK, Column, Document, Style, Table, Text, table
-from trainledger.report.words import Answer, assumed, card, degrees, fit_style, gpus, held, notes, percent, yes
+from trainledger.report.words import Answer, assumed, beyond, card, degrees, fit_style, gpus, held, notes, percent, yes
 from trainledger.units import format_count, format_gb
 
 COLUMNS = ("weights", "gradients", "optimizer", "buffers", "activations", "total")
@@ -24,6 +24,7 @@ def document(answer: Answer) -> Document:
         *assumed(answer),
         BLANK,
         _table(answer),
+        *([] if answer["usable_bytes"] is None else [beyond("total", "fits")]),
         *_refused(answer),
         *_cards(answer),
         *notes(answer),

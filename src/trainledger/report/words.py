@@ -92,6 +92,27 @@ def busiest() -> Text:
     return Text("sent/step: over all axes, per rank of the pipeline stage that sends most", "dim")
 
 
+def beyond(tensors: str, verdict: str) -> Text:
+    """Why a verdict may be no while the tensors are less than the card has."""
+    more = "what the allocator leaves unused, context and communicators too, where the engine's account has them"
+    return Text(f"{tensors}: tensors at the fullest place; {verdict}: {more}", "dim")
+
+
+def batch(plan: Answer) -> str:
+    """Sequences of the whole job in a step, and that it was one micro-batch a rank where nobody said.
+
+    >>> batch({"gbs": 512, "mbs": 1, "dp": 2, "num_microbatches": 256})
+    'gbs 512'
+    >>> batch({"gbs": None, "mbs": 4, "dp": 2, "num_microbatches": 1})
+    'gbs 8 (assumed: one micro-batch a rank)'
+    """
+    if plan["gbs"] is not None:
+        return f"gbs {plan['gbs']}"
+    count = plan["num_microbatches"]
+    each = "one micro-batch" if count == 1 else f"{count} micro-batches"
+    return f"gbs {plan['mbs'] * plan['dp'] * count} (assumed: {each} a rank)"
+
+
 def assumed(answer: Answer) -> Document:
     """The defaults that were applied."""
     chosen = ", ".join(f"{name} {value}" for name, value in answer["assumed"].items())
@@ -117,4 +138,4 @@ def change(found: Answer | None) -> Text:
     names = f"{split}, zero {plan['zero_stage']}, mbs {plan['mbs']}, recompute {found['recompute']}".removeprefix(", ")
     turn = f"{found['knob']} from {found['before']} to {found['after']}"
     total = format_bytes(found["total_bytes"])
-    return Text(f"smallest change that fits: {turn}, which makes the plan {names}, with {total}", "answer")
+    return Text(f"smallest change that fits: {turn}, which makes the plan {names}, {total} allocated", "answer")
