@@ -10,6 +10,8 @@ sdpa_backward_flop_count]
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from trainledger.account.shares import Shares, shares
@@ -31,11 +33,14 @@ EXACT = 2**62
 
 
 class _Pass(Step):
-    """The sizes of a step, and the kinds of layer by slot."""
+    """The sizes of a step, the kinds of layer by slot, and the shares of what runs forward again alone."""
 
     def __init__(self, inventory: Inventory, own: Shares) -> None:
         super().__init__(inventory, own)
         self.kinds = inventory.layers
+        counts = np.zeros_like(own.counts)
+        counts[:, :, [slot for slot, _ in inventory.layers]] = self.again
+        self.repeated = dataclasses.replace(own, counts=counts)
 
 
 def step_flop(inventory: Inventory, plans: Plans) -> Flop:
@@ -92,10 +97,7 @@ def _dense(step: _Pass) -> IntArray:
     inside = (table.slots != table.at.embedding) & (table.slots != table.at.final)
     forward = own.total_few(elements * met) + _borrowed_heads(step, elements)
     trained = own.total_few(elements * (met & table.trainable)) + _borrowed_heads(step, elements)
-    total = 2 * forward + trained
-    if step.recompute:
-        total = total + own.total_few(elements * (met & inside & ~_spared(step)))
-    return total
+    return 2 * forward + trained + step.repeated.total_few(elements * (met & inside & ~_spared(step)))
 
 
 def _borrowed_heads(step: _Pass, elements: IntArray) -> IntArray:
@@ -123,7 +125,7 @@ def _routed(step: _Pass) -> IntArray:
     met = table.multiplied & table.expert
     forward = own.total_few(own.few.numel * visits * met)
     trained = own.total_few(own.few.numel * visits * (met & table.trainable))
-    return (2 + step.recompute) * forward + trained
+    return 2 * forward + step.repeated.total_few(own.few.numel * visits * met) + trained
 
 
 def _spared(step: _Pass) -> BoolArray:
@@ -171,8 +173,9 @@ def _attention(step: _Pass, *, plain: bool = False) -> tuple[IntArray, IntArray]
         if attention is None or is_plain(attention) != plain:
             continue
         key, value = head_dims(attention)
-        each = step.blocks[:, :, index] * (pairs * ceil_div(attention.heads, plans.tp))[:, None]
-        forward = forward + (1 + step.recompute) * each * 2 * (key + value)
+        met = (pairs * ceil_div(attention.heads, plans.tp))[:, None]
+        each, again = step.blocks[:, :, index] * met, step.again[:, :, index] * met
+        forward = forward + (each + again) * 2 * (key + value)
         backward = backward + each * 2 * (2 * (key + value) if plain else 3 * key + 2 * value)
     return forward, backward
 

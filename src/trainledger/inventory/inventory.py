@@ -61,6 +61,7 @@ class Inventory:
                 setting.scenario.pp_layout,
                 mtp=setting.workload.mtp,
                 every=not find_schedule(setting.scenario.schedule).front_heavy,
+                first=setting.scenario.recompute_layers,
             )
         return self._stages[key]
 
@@ -83,6 +84,26 @@ class Inventory:
                 earlier[index, :rows, blocks, :blocks] = table.counts[:, 1 : blocks + 1]
                 later[index, :rows, :blocks, blocks] = table.counts[:, self.table.at.mtp, np.newaxis]
         return earlier[inverse], later[inverse]
+
+    def recomputed(self, plans: Plans) -> IntArray:
+        """[plans, rows, kinds]: layers of each kind that run forward again, in the order of `layers`.
+
+        A multi-token-prediction depth is none of the first so many of a chunk, and runs again all the same.
+        """
+        setting = self.setting
+        layers = self.stage_counts(plans)[0][:, :, [slot for slot, _ in self.layers]]
+        if setting.recomputed_every > 1:
+            return layers // setting.recomputed_every
+        if setting.scenario.recompute != "full":
+            return np.zeros_like(layers)
+        if setting.scenario.recompute_layers:
+            pairs, inverse = plans.distinct(("pp", "vpp"))
+            chosen, blocks = layers.copy(), len(setting.model.blocks)
+            tables = [self.stages(int(pp), int(vpp)) for pp, vpp in zip(pairs.pp, pairs.vpp, strict=True)]
+            for index, table in enumerate(tables):
+                chosen[inverse == index, : len(table.first), :blocks] = table.first
+            return chosen
+        return layers
 
     def stage_counts(self, plans: Plans) -> tuple[IntArray, IntArray]:
         """([plans, rows, slots] how often a stage holds each slot, [plans, rows] its pp_stage), zero-padded.

@@ -25,12 +25,14 @@ class StageTable:
     pp_stage   [rows]: the first stage of this kind
     earlier    [rows, kinds, kinds]: layers of the second kind of block before the stage's first of the first kind
     later      [rows, kinds, kinds]: the same after its last
+    first      [rows, kinds]: layers of each kind of block among the first so many of each chunk
     """
 
     counts: IntArray
     pp_stage: IntArray
     earlier: IntArray
     later: IntArray
+    first: IntArray
 
 
 def stage_table(
@@ -42,6 +44,7 @@ def stage_table(
     *,
     mtp: bool = False,
     every: bool = False,
+    first: int = 0,
 ) -> StageTable:
     """The distinct stages of a pipeline, or `every` one; chunk c of pp x vpp runs on stage c mod pp."""
     chunks = layers_per_chunk(model.num_layers, pp * vpp, split, layout, compute_costs(model))
@@ -50,14 +53,16 @@ def stage_table(
         kinds[list(block.layers), index] = 1
     before = np.concatenate([np.zeros((1, len(model.blocks)), dtype=np.int64), np.cumsum(kinds, axis=0)])
     ends = np.array(list(accumulate(chunks)), dtype=np.int64)
-    per_chunk = before[ends] - before[ends - np.array(chunks)]
-    per_stage = per_chunk.reshape(vpp, pp, len(model.blocks)).sum(axis=0)
-    first = np.arange(pp) == 0
+    starts = ends - np.array(chunks)
+    shape = (vpp, pp, len(model.blocks))
+    per_stage = (before[ends] - before[starts]).reshape(shape).sum(axis=0)
+    ahead = (before[np.minimum(starts + first, ends)] - before[starts]).reshape(shape).sum(axis=0)
+    head = np.arange(pp) == 0
     last = np.arange(pp) == pp - 1
     with_mtp = model.mtp_depths if mtp else 0
     counts = np.column_stack(
         [
-            first,
+            head,
             per_stage,
             last,
             last & (model.tied or with_mtp > 0) & (pp > 1),
@@ -68,7 +73,7 @@ def stage_table(
     if not every:
         index = np.sort(np.unique(counts, axis=0, return_index=True)[1]).astype(np.int64)
     earlier, later = _order(kinds, chunks, pp, index.tolist())
-    return StageTable(counts=counts[index], pp_stage=index, earlier=earlier, later=later)
+    return StageTable(counts=counts[index], pp_stage=index, earlier=earlier, later=later, first=ahead[index])
 
 
 def _order(kinds: IntArray, chunks: Sequence[int], pp: int, stages: list[int]) -> tuple[IntArray, IntArray]:

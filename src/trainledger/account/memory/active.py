@@ -154,25 +154,34 @@ def _idle(kept: IntArray) -> list[Place]:
 
 
 class _Kind(NamedTuple):
-    """Layers that run alike. layers: [plans, rows] how many a stage has."""
+    """Layers that run alike.
+
+    layers   [plans, rows]: how many a stage has
+    earlier  [plans, rows]: bytes that others of its slot keep before its first, in its chunk; later: after its last
+    """
 
     name: str
     slot: int
     tape: Tape
     layers: IntArray
+    earlier: IntArray | int = 0
+    later: IntArray | int = 0
 
 
-def _kinds(parts: Parts, slots: Sequence[int], counts: IntArray) -> Iterator[_Kind]:
-    """The kinds of layers of a model; where only every so-manieth runs as its kind does, the others are one more."""
+def _kinds(parts: Parts, slots: Sequence[int], counts: IntArray, chosen: IntArray, vpp: IntArray) -> Iterator[_Kind]:
+    """The kinds of layers of a model; where only some run as their kind does, `chosen`, the others are one more."""
     for index, (slot, tape) in enumerate(zip(slots, parts.blocks, strict=True)):
         name = "layer" if len(slots) == 1 else f"layer of kind {index + 1}"
         layers = counts[:, :, slot]
-        if parts.every == 1:
+        if not parts.between:
             yield _Kind(name, slot, tape, layers)
             continue
-        chosen = layers // parts.every
-        yield _Kind(f"recomputed {name}", slot, tape, chosen)
-        yield _Kind(f"kept {name}", slot, parts.between[index], layers - chosen)
+        kept, again = parts.between[index], chosen[:, :, index]
+        others = layers - again
+        ahead, after = (ceil_div(t.saved[:, None] * n, vpp) for t, n in ((tape, again), (kept, others)))
+        apart = parts.first > 0
+        yield _Kind(f"recomputed {name}", slot, tape, again, later=after * apart)
+        yield _Kind(f"kept {name}", slot, kept, others, earlier=ahead * apart)
 
 
 def _neighbours(
@@ -202,14 +211,14 @@ class _Stages:
         self.with_weights = inventory.setting.profile.memory.unit_gradients
         self.overlaps = PASSING[inventory.setting.profile.memory.passing].overlaps
         self.counts = counts
-        self.kinds = list(_kinds(self.parts, [slot for slot, _ in inventory.layers], counts))
+        slots, vpp = [slot for slot, _ in inventory.layers], plans.vpp[:, None]
+        self.kinds = list(_kinds(self.parts, slots, counts, inventory.recomputed(plans), vpp))
         self.losses = inventory.losses(counts)
         self.embeds = counts[:, :, self.at.embedding] > 0
         self.embedded = self.embeds * self.parts.embedding.saved[:, None]
         self.earlier, self.later = _neighbours(inventory, plans, self.kinds, counts)
         saved = sum((kind.tape.saved[:, None] * kind.layers for kind in self.kinds), np.zeros_like(pp_stage))
         whole = saved + self.embedded + _handed_on(inventory, plans, counts)
-        vpp = plans.vpp[:, None]
         schedule = find_schedule(inventory.setting.scenario.schedule)
         chunks, late = schedule.in_flight(plans, pp_stage), schedule.inputs_kept(plans, pp_stage)
         # the micro-batch that runs now is one of those in flight
@@ -295,7 +304,10 @@ class _Stages:
         places: list[Place] = []
         for kind in self.kinds:
             tape, here = kind.tape, kind.layers > 0
-            ends = ((True, self._before(kind)), (False, self.others + self.embedded + self.earlier[kind.slot]))
+            ends = (
+                (True, self._before(kind)),
+                (False, self.others + self.embedded + self.earlier[kind.slot] + kind.earlier),
+            )
             for first, kept in ends:
                 what = f"the {'last' if first else 'first'} {kind.name}"
                 place = self._place("backward", what, kind.slot, tape, kept, here, first=first)
@@ -308,7 +320,7 @@ class _Stages:
 
     def _before(self, kind: _Kind) -> IntArray:
         """[plans, rows]: what waits when the last layer of a kind runs: all but its own and what later layers keep."""
-        own = kind.tape.saved[:, None] + self.later[kind.slot]
+        own = kind.tape.saved[:, None] + self.later[kind.slot] + kind.later
         return self.others + self.chunk - np.minimum(own, self.chunk)
 
     def _second(self, place: Place, kind: _Kind) -> Place:

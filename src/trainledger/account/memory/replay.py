@@ -115,7 +115,7 @@ class _Parts:
     def __init__(self, inventory: Inventory, plans: Plans) -> None:
         self.setting, self.at = inventory.setting, inventory.table.at
         tapes = parts_of(inventory, plans)
-        self.every = tapes.every
+        self.every, self.first = tapes.every, tapes.first
         self.standing, self.beside = int(np.max(tapes.standing)), int(np.max(tapes.beside))
         gradients = self.setting.profile.memory.unit_gradients
         self.blocks, self.between = (
@@ -132,10 +132,10 @@ class _Parts:
         per_chunk = layers_per_chunk(model.num_layers, chunks, split, layout, compute_costs(model))
         seen = [0] * len(self.blocks)
         there: list[tuple[tuple[int, ...], Script]] = [((at.embedding,), self.embedding)] if chunk == 0 else []
-        for kind in (kinds[layer] for layer in layers_of(chunk, per_chunk)):
+        for place, kind in enumerate(kinds[layer] for layer in layers_of(chunk, per_chunk)):
             seen[kind] += 1
-            script = self.between[kind] if seen[kind] % self.every else self.blocks[kind]
-            there.append(((kind + 1,), script))
+            between = seen[kind] % self.every or 0 < self.first <= place
+            there.append(((kind + 1,), self.between[kind] if between else self.blocks[kind]))
         if chunk == chunks - 1:
             there.append((tuple(slot for slot in (at.final, at.copy) if counts[slot]), self.final))
             more = [((at.mtp,), self.blocks[-1]), ((), self.final)] if counts[at.mtp] else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,24 +30,25 @@ def context_traffic(step: Step) -> Iterator[Collective]:
     if step.rules.rotates_kv:
         yield from _template(step)
         return
-    kv_layers, kv_total, qo_total = _attention_bytes(step)
-    kind = step.setting.cp_comm
-    forward, dtype = 1 + step.recompute, step.dtype
+    kind, dtype = step.setting.cp_comm, step.dtype
+    once = _attention_bytes(step, step.blocks)
+    forward = once + _attention_bytes(step, step.again)
     if kind == "ring":
         hops = (cp - 1)[:, None]
-        there, back = hops * kv_layers * forward, cp[:, None] * kv_layers
+        back = cp[:, None] * once.calls
         for op in ("send", "recv"):
-            yield summed(op, "cp", "k and v", dtype, cp, there, hops * forward * kv_total, "ring-attention")
-            yield summed(op, "cp", "k, v and gradients", dtype, cp, back, 2 * hops * kv_total, "ring-attention")
+            there = hops * forward.calls
+            yield summed(op, "cp", "k and v", dtype, cp, there, hops * forward.kv, "ring-attention")
+            yield summed(op, "cp", "k, v and gradients", dtype, cp, back, 2 * hops * once.kv, "ring-attention")
     elif kind == "all_to_all":
-        calls, passes = 2 * (forward + 1) * kv_layers, forward + 1
-        yield summed("all_to_all", "cp", "q and output", dtype, cp, calls, passes * qo_total, "ulysses")
-        yield summed("all_to_all", "cp", "k and v", dtype, cp, calls, passes * kv_total, "ulysses")
+        both = forward + once
+        yield summed("all_to_all", "cp", "q and output", dtype, cp, 2 * both.calls, both.qo, "ulysses")
+        yield summed("all_to_all", "cp", "k and v", dtype, cp, 2 * both.calls, both.kv, "ulysses")
     else:
-        gathers = forward + int(step.rules.regathers_kv)
-        whole = cp[:, None] * kv_total
-        calls = 2 * kv_layers
-        yield summed("all_gather", "cp", "k and v", dtype, cp, gathers * calls, gathers * whole, "torchtitan-cp")
+        gathers = forward + once if step.rules.regathers_kv else forward
+        ranks = cp[:, None]
+        yield summed("all_gather", "cp", "k and v", dtype, cp, 2 * gathers.calls, ranks * gathers.kv, "torchtitan-cp")
+        calls, whole = 2 * once.calls, ranks * once.kv
         yield summed("reduce_scatter", "cp", "gradients of k, v", dtype, cp, calls, whole, "torchtitan-cp")
 
 
@@ -59,20 +61,34 @@ def _template(step: Step) -> Iterator[Collective]:
     for the output of attention is saved behind it.
     """
     cp = step.plans.cp
-    layers, kv, _ = _attention_bytes(step)
-    passes = 2 + step.recompute
+    once = _attention_bytes(step, step.blocks)
+    passes = once + once + _attention_bytes(step, step.again)
     if step.setting.cp_comm == "ring":
-        hops = passes * (cp - 1)[:, None]
-        yield summed("all_to_all", "cp", "k and v", step.dtype, cp, hops * layers, hops * kv, "torch-cp", hop=True)
+        hops = (cp - 1)[:, None]
+        calls, total = hops * passes.calls, hops * passes.kv
+        yield summed("all_to_all", "cp", "k and v", step.dtype, cp, calls, total, "torch-cp", hop=True)
     else:
-        whole = passes * cp[:, None] * kv
-        yield summed("all_gather", "cp", "k and v", step.dtype, cp, passes * layers, whole, "torch-cp")
-    hops, grads = cp[:, None], _attention_bytes(step, "fp32")[1]
-    yield summed("all_to_all", "cp", "gradients of k, v", "fp32", cp, hops * layers, hops * grads, "torch-cp", hop=True)
+        whole = cp[:, None] * passes.kv
+        yield summed("all_gather", "cp", "k and v", step.dtype, cp, passes.calls, whole, "torch-cp")
+    hops, grads = cp[:, None], _attention_bytes(step, step.blocks, "fp32")
+    calls, total = hops * grads.calls, hops * grads.kv
+    yield summed("all_to_all", "cp", "gradients of k, v", "fp32", cp, calls, total, "torch-cp", hop=True)
 
 
-def _attention_bytes(step: Step, dtype: str = "") -> tuple[IntArray, IntArray, IntArray]:
-    """([plans, rows] attention layers x micro-batches, bytes of k and v in them, bytes of q and output)."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Passed:
+    """[plans, rows]: attention layers x micro-batches, bytes of k and v in them, bytes of q and output."""
+
+    calls: IntArray
+    kv: IntArray
+    qo: IntArray
+
+    def __add__(self, other: _Passed) -> _Passed:
+        return _Passed(self.calls + other.calls, self.kv + other.kv, self.qo + other.qo)
+
+
+def _attention_bytes(step: Step, blocks: IntArray, dtype: str = "") -> _Passed:
+    """One pass of the layers in `blocks` [plans, rows, kinds]."""
     tp, width = step.plans.tp, dtype or step.dtype
     layers = np.zeros_like(step.own.pp_stage)
     kv_bytes, qo_bytes = np.zeros_like(layers), np.zeros_like(layers)
@@ -80,7 +96,7 @@ def _attention_bytes(step: Step, dtype: str = "") -> tuple[IntArray, IntArray, I
         if block.attention is None:
             continue
         attention = block.attention
-        times = step.blocks[:, :, index] * step.batches
+        times = blocks[:, :, index] * step.batches
         kv_heads = attention.heads if attention.kind == "mla" else attention.kv_heads
         per_head = attention.qk_head_dim + attention.v_head_dim
         if step.rules.rotates_kv:
@@ -89,4 +105,4 @@ def _attention_bytes(step: Step, dtype: str = "") -> tuple[IntArray, IntArray, I
         kv_bytes = kv_bytes + times * bytes_of(step.tokens * ceil_div(kv_heads, tp) * per_head, width)[:, None]
         heads = ceil_div(attention.heads, tp)
         qo_bytes = qo_bytes + times * bytes_of(step.tokens * heads * per_head, width)[:, None]
-    return layers, kv_bytes, qo_bytes
+    return _Passed(layers, kv_bytes, qo_bytes)

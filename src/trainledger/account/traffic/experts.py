@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,40 +19,53 @@ def expert_traffic(step: Step) -> Iterator[Collective]:
     Where ranks first exchange how many tokens go where, the calls are told apart by direction: what a rank sends to
     experts, or gets back from them, is all its tokens; what its own experts get and give back, the routing decides.
     """
-    plans = step.plans
-    split = plans.sp_ranks
-    layers = np.zeros_like(step.own.pp_stage)
-    size, counted = np.zeros_like(layers), np.zeros_like(layers)
-    for index, block in enumerate(step.layers):
-        if block.moe is not None:
-            visits = ceil_div(step.tokens, split) * block.moe.top_k
-            times = step.blocks[:, :, index] * step.batches
-            layers = layers + times
-            size = size + times * bytes_of(visits * step.model.hidden_size, step.dtype)[:, None]
-            counted = counted + times * bytes_of(ints(block.moe.experts), "int64")
-    if not layers.any():
+    once, again = _routed(step, step.blocks), _routed(step, step.again)
+    if not once.calls.any():
         return
     if step.rules.counts_tokens:
-        yield from _counted(step, layers, size, counted)
+        yield from _counted(step, once, again)
         return
-    passes = 2 + step.recompute
-    ep, etp = plans.ep, plans.etp
+    ep, etp = step.plans.ep, step.plans.etp
     if step.rules.experts_in_region:
         etp = np.where(ep == 1, 1, etp)
     what, cite = "routed tokens", "megatron-moe"
-    yield summed("all_to_all", "ep", what, step.dtype, ep, 2 * passes * layers, 2 * passes * size, cite)
-    gathered = passes * size * etp[:, None]
-    yield summed("all_gather", "etp", what, step.dtype, etp, passes * layers, gathered, cite)
-    yield summed("reduce_scatter", "etp", what, step.dtype, etp, passes * layers, gathered, cite)
+    calls, size = 2 * once.calls + again.calls, 2 * once.tokens + again.tokens
+    yield summed("all_to_all", "ep", what, step.dtype, ep, 2 * calls, 2 * size, cite)
+    gathered = size * etp[:, None]
+    yield summed("all_gather", "etp", what, step.dtype, etp, calls, gathered, cite)
+    yield summed("reduce_scatter", "etp", what, step.dtype, etp, calls, gathered, cite)
 
 
-def _counted(step: Step, layers: IntArray, size: IntArray, counted: IntArray) -> Iterator[Collective]:
+class _Routed(NamedTuple):
+    """[plans, rows]: layers x micro-batches, bytes of the tokens that they send, and of counts per expert."""
+
+    calls: IntArray
+    tokens: IntArray
+    counts: IntArray
+
+
+def _routed(step: Step, blocks: IntArray) -> _Routed:
+    """One pass of the layers in `blocks` [plans, rows, kinds]."""
+    calls = np.zeros_like(step.own.pp_stage)
+    tokens, counts = np.zeros_like(calls), np.zeros_like(calls)
+    for index, block in enumerate(step.layers):
+        if block.moe is not None:
+            visits = ceil_div(step.tokens, step.plans.sp_ranks) * block.moe.top_k
+            times = blocks[:, :, index] * step.batches
+            calls = calls + times
+            tokens = tokens + times * bytes_of(visits * step.model.hidden_size, step.dtype)[:, None]
+            counts = counts + times * bytes_of(ints(block.moe.experts), "int64")
+    return _Routed(calls, tokens, counts)
+
+
+def _counted(step: Step, once: _Routed, again: _Routed) -> Iterator[Collective]:
     """An exchange of one count per expert, then dispatch and combine; the backward mirrors the two, without counts.
 
     Gradients of what came back go the way of the tokens, and those of what was sent come home.
     """
-    ep, passes, forward = step.plans.ep, 2 + step.recompute, 1 + step.recompute
-    yield summed("all_to_all", "ep", "token counts", "int64", ep, forward * layers, forward * counted)
-    calls, total = passes * layers, passes * size
+    ep = step.plans.ep
+    counted = once.counts + again.counts
+    yield summed("all_to_all", "ep", "token counts", "int64", ep, once.calls + again.calls, counted)
+    calls, total = 2 * once.calls + again.calls, 2 * once.tokens + again.tokens
     yield summed("all_to_all", "ep", "tokens to experts", step.dtype, ep, calls, total, routed="out")
     yield summed("all_to_all", "ep", "tokens back", step.dtype, ep, calls, total, routed="in")

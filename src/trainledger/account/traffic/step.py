@@ -11,7 +11,10 @@ from trainledger.inventory.inventory import Inventory
 
 
 class Step:
-    """Sizes and counts that every axis shares: arrays [plans] and [plans, rows]."""
+    """Sizes and counts that every axis shares: arrays [plans] and [plans, rows].
+
+    blocks, again   [plans, rows, kinds]: layers of each kind, and those that run forward again
+    """
 
     def __init__(self, inventory: Inventory, own: Shares) -> None:
         self.setting = inventory.setting
@@ -22,9 +25,9 @@ class Step:
         self.dtype = self.setting.recipe.activation
         self.tokens = own.plans.tokens(self.setting.workload.seq)
         self.batches = own.plans.num_microbatches[:, None]
-        self.recompute = int(self.setting.scenario.recompute == "full")
         self.layers = [block for _, block in inventory.layers]
         self.blocks = own.counts[:, :, [slot for slot, _ in inventory.layers]]
+        self.again = inventory.recomputed(own.plans)
         self.losses = inventory.losses(own.counts)
         at = own.table.at
         self.first = (own.counts[:, :, at.embedding] > 0).astype(np.int64)
@@ -37,3 +40,7 @@ class Step:
     def per_block(self, times: list[int]) -> IntArray:
         """[plans, rows]: a per-block count summed over the blocks of a stage."""
         return self.blocks @ np.array(times, dtype=np.int64)
+
+    def per_block_again(self, times: list[int]) -> IntArray:
+        """[plans, rows]: the same over those that run forward again."""
+        return self.again @ np.array(times, dtype=np.int64)

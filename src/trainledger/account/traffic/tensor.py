@@ -61,9 +61,8 @@ def _hidden(step: Step) -> Iterator[Collective]:
     plans, rules, batches = step.plans, step.rules, step.batches
     sp = (plans.sp == 1)[:, None].astype(np.int64)
     pairs = _by_routing(step, partial(regions, joined=rules.joins_parallel))
-    ending = _by_routing(step, _ends_in_reduction)
-    skipped = step.recompute * (0 if rules.recompute_reruns_last else 1) * ending
-    forward = pairs * (1 + step.recompute)
+    skipped = 0 if rules.recompute_reruns_last else _by_routing(step, _ends_in_reduction, again=True)
+    forward = pairs + _by_routing(step, partial(regions, joined=rules.joins_parallel), again=True)
     backward_gathers = 2 if rules.tp_style == "megatron" else 1
     counts: tuple[tuple[Op, IntArray, IntArray], ...] = (
         ("all_reduce", (forward - skipped + pairs) * (1 - sp), (step.first + step.last) * (1 - sp)),
@@ -77,12 +76,13 @@ def _hidden(step: Step) -> Iterator[Collective]:
         yield summed(op, "tp", "hidden", step.dtype, plans.tp, (inner + ends) * batches, total * batches, "megatron-tp")
 
 
-def _by_routing(step: Step, count: Callable[..., int]) -> IntArray:
-    """[plans, rows]: `count(block, routed=...)` summed over a stage's blocks."""
-    apart = step.per_block([int(count(block, routed=False)) for block in step.layers])
+def _by_routing(step: Step, count: Callable[..., int], *, again: bool = False) -> IntArray:
+    """[plans, rows]: `count(block, routed=...)` summed over a stage's blocks, or those that run forward again."""
+    per_block = step.per_block_again if again else step.per_block
+    apart = per_block([int(count(block, routed=False)) for block in step.layers])
     if not step.rules.experts_in_region:
         return apart
-    inside = step.per_block([int(count(block, routed=True)) for block in step.layers])
+    inside = per_block([int(count(block, routed=True)) for block in step.layers])
     return np.where((step.plans.ep == 1)[:, None], inside, apart)
 
 

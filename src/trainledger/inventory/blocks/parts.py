@@ -17,6 +17,7 @@ class Parts:
     standing  [plans]: bytes that every stage keeps for the whole run
     beside    [plans]: the same of a stage with an output layer
     every     of the layers of a kind only each so-manieth runs as `blocks` says, the others as `between` does
+    first     so do those after the first so many of each chunk; 0: all run as `blocks` says
     """
 
     embedding: Tape
@@ -25,4 +26,5 @@ class Parts:
     standing: IntArray | int = 0
     beside: IntArray | int = 0
     every: int = 1
+    first: int = 0
     between: tuple[Tape, ...] = ()

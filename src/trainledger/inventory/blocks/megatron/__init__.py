@@ -15,6 +15,7 @@ from trainledger.inventory.blocks.megatron.native import Native
 from trainledger.inventory.blocks.parts import Parts
 from trainledger.inventory.blocks.sizes import Sizes
 from trainledger.inventory.inventory import Inventory
+from trainledger.inventory.tape import Tape
 
 
 def parts(inventory: Inventory, sizes: Sizes) -> Parts:
@@ -37,10 +38,16 @@ def deepspeed_parts(inventory: Inventory, sizes: Sizes) -> Parts:
 def _parts(inventory: Inventory, sizes: Sizes, kit: Kit, *, standing: IntArray | int, beside: IntArray | int) -> Parts:
     setting = inventory.setting
     mtp = inventory.table.at.mtp
-    again = setting.recomputed_parts
+    first = setting.scenario.recompute_layers
+
+    def layers(again: tuple[str, ...]) -> tuple[Tape, ...]:
+        return tuple(layer(block, sizes, kit, again, predicts=slot == mtp) for slot, block in inventory.layers)
+
     return Parts(
         embedding=embedding(sizes, kit),
-        blocks=tuple(layer(block, sizes, kit, again, predicts=slot == mtp) for slot, block in inventory.layers),
+        blocks=layers(setting.recomputed_parts),
+        between=layers(()) if first else (),
+        first=first,
         final=output(sizes, kit, setting.loss),
         standing=standing,
         beside=beside,
