@@ -185,6 +185,22 @@ def test_dummy_gradients_are_one_for_each_shape() -> None:
     assert [int(x[0]) for x in found.passing[0]] == [whole, whole // 2]
 
 
+def test_before_dummies_were_kept_each_was_made_anew() -> None:
+    """Megatron-Core 0.11 had TransformerEngine 2.2 or older."""
+    model, columns = shortened(load_preset("llama-3-70b"), 4, 4), {"tp": 2, "sp": 1}
+    now, before = (peak(model, columns, framework_version=version) for version in ("0.12.0", "0.11.0"))
+    shapes = {5120: 8192, 8192: 4096, 28672: 8192, 14336: 8192, 64128: 8192}
+    dummies = 2 * sum(rows * columns for rows, columns in shapes.items())
+    index = [place.label for place in now.places].index("between steps")
+    assert int(now.total(index)[0, 0] - before.total(index)[0, 0]) == dummies
+    labels = [place.label for place in now.places]
+    last = labels.index("backward of the first layer")
+    walked = [int(memory.places[last].walked[0, 0]) for memory in (now, before)]
+    assert 0 < walked[1] - walked[0] <= 2 * 28672 * 8192
+    mixed = peak(shortened(load_preset("deepseek-v2"), 4, 1), {"ep": 8, "dp_shard": 8}, framework_version="0.11.0")
+    assert int(mixed.passing[0][0, 0]) == 128 * 2**20
+
+
 def test_equal_shapes_share_a_dummy_where_both_are_on_the_stage() -> None:
     model = shortened(load_preset("llama-3-8b"), 2, 2)
     square = msgspec.structs.replace(model, vocab_size=4096)

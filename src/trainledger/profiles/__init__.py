@@ -29,7 +29,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
     ),
     "deepspeed": ("0.19.toml",),
     "deepspeed-estimator": ("0.19.toml", "before-0.14.3.toml"),
-    "megatron": ("0.20.toml", "zero-bubble.toml"),
+    "megatron": ("0.20.toml", "0.11.toml", "zero-bubble.toml"),
     "megatron-deepspeed": ("2022-03.toml", "2022-01.toml"),
     "nanotron": ("2024-08.toml", "2024-04.toml"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainledger.account.memory.flat_groups import FlatGroups
 from trainledger.account.memory.fsdp2 import Fsdp2
-from trainledger.account.memory.megatron import DummyGradients
+from trainledger.account.memory.megatron import DummyGradients, GroupedWorkspaces
 from trainledger.account.memory.nanotron import WaitingGradients
 from trainledger.account.memory.passing import Passing
 from trainledger.account.shares import Shares
@@ -15,6 +15,7 @@ PASSING: dict[str, type[Passing]] = {
     "dummy gradients": DummyGradients,
     "flat groups": FlatGroups,
     "fsdp2": Fsdp2,
+    "grouped workspaces": GroupedWorkspaces,
     "waiting gradients": WaitingGradients,
 }
 

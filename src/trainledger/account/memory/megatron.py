@@ -25,8 +25,8 @@ STREAM_WORKSPACE_BYTES = 32 * 2**20
 """From compute capability 9.0 on. [te: pytorch/cpp_extensions/gemm.py, get_cublas_workspace_size_bytes]"""
 
 
-class DummyGradients(Passing):
-    """The same at every place of the step."""
+class GroupedWorkspaces(Passing):
+    """The same at every place of the step: workspaces of routed experts' products."""
 
     def at(self, part: Part, slot: int, first: bool) -> IntArray:
         """Bytes [plans, rows]."""
@@ -36,7 +36,24 @@ class DummyGradients(Passing):
     @cached_property
     def kept(self) -> IntArray:
         """[plans, rows]."""
-        return self._dummies() + self._workspaces()
+        routed = self._holds([slot for slot, block in self.inventory.layers if block.moe is not None])
+        return self.none + np.where(routed, GROUPED_STREAMS * STREAM_WORKSPACE_BYTES, 0)
+
+    def _holds(self, slots: Sequence[int]) -> BoolArray:
+        """[plans, rows]: which stages hold any of these slots."""
+        held = np.zeros(self.own.pp_stage.shape, dtype=np.bool_)
+        for slot in slots:
+            held |= self.own.counts[:, :, slot] > 0
+        return held
+
+
+class DummyGradients(GroupedWorkspaces):
+    """Those, and a tensor for each shape of a matrix."""
+
+    @cached_property
+    def kept(self) -> IntArray:
+        """[plans, rows]."""
+        return self._dummies() + super().kept
 
     def _dummies(self) -> IntArray:
         """One tensor for each distinct shape among the matrices that a stage holds."""
@@ -52,15 +69,3 @@ class DummyGradients(Passing):
 
     def _held(self, matrix: Matrix) -> BoolArray:
         return self._holds(matrix.slots)
-
-    def _holds(self, slots: Sequence[int]) -> BoolArray:
-        """[plans, rows]: which stages hold any of these slots."""
-        held = np.zeros(self.own.pp_stage.shape, dtype=np.bool_)
-        for slot in slots:
-            held |= self.own.counts[:, :, slot] > 0
-        return held
-
-    def _workspaces(self) -> IntArray:
-        """Those of the routed experts' products."""
-        routed = self._holds([slot for slot, block in self.inventory.layers if block.moe is not None])
-        return self.none + np.where(routed, GROUPED_STREAMS * STREAM_WORKSPACE_BYTES, 0)

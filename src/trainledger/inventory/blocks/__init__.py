@@ -16,6 +16,7 @@ from trainledger.plans.plan import Plans
 MANNERS: dict[str, Callable[[Inventory, Sizes], Parts]] = {
     "plain": plain.parts,
     "megatron": megatron.parts,
+    "megatron before dummies": megatron.earlier_parts,
     "megatron native": megatron.native_parts,
     "megatron deepspeed": megatron.deepspeed_parts,
     "nanotron": nanotron.parts,

@@ -10,7 +10,7 @@ import numpy as np
 from trainledger.arrays import IntArray
 from trainledger.dtypes import bytes_of
 from trainledger.inventory.blocks.megatron.model import Kit, embedding, gathered_input, layer, output
-from trainledger.inventory.blocks.megatron.modules import Modules
+from trainledger.inventory.blocks.megatron.modules import Earlier, Modules
 from trainledger.inventory.blocks.megatron.native import Native
 from trainledger.inventory.blocks.parts import Parts
 from trainledger.inventory.blocks.sizes import Sizes
@@ -21,6 +21,11 @@ from trainledger.inventory.tape import Tape
 def parts(inventory: Inventory, sizes: Sizes) -> Parts:
     """The parts of a model under a Setting."""
     return _parts(inventory, sizes, Modules, standing=0, beside=gathered_input(sizes))
+
+
+def earlier_parts(inventory: Inventory, sizes: Sizes) -> Parts:
+    """The same with the modules of TransformerEngine before 2.3."""
+    return _parts(inventory, sizes, Earlier, standing=0, beside=gathered_input(sizes))
 
 
 def native_parts(inventory: Inventory, sizes: Sizes) -> Parts:

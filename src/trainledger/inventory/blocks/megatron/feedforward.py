@@ -85,14 +85,16 @@ def _matrices(modules: Modules, of: Moe, received: Value, rows: IntArray) -> Val
     program, sizes = modules.program, modules.sizes
     rows = rows * sizes.plans.etp
     hidden = bytes_of(rows * sizes.hidden_size, sizes.dtype)
-    inner = bytes_of(rows * ceil_div(of.intermediate, sizes.plans.etp), sizes.dtype)
     gathered = np.where(sizes.plans.etp > 1, hidden, 0)
     placed = program.op("tokens by expert of this rank", received, hidden, work=gathered)
-    up = modules.grouped("first matrices of the experts", placed, inner * (2 if of.gated else 1))
+    halves, width = 2 if of.gated else 1, ceil_div(of.intermediate, sizes.plans.etp)
+    elements = ceil_div(of.experts, sizes.plans.ep) * sizes.hidden_size * width
+    inner = bytes_of(rows * width, sizes.dtype)
+    up = modules.grouped("first matrices of the experts", placed, inner * halves, elements * halves)
     factors = {"factors": bytes_of(rows, "fp32")}
     with modules.discarded("moe_act"):
         act = program.op("activation of the experts", up, inner, keeps=(up,), made=factors)
-    return modules.grouped("second matrices of the experts", act, hidden)
+    return modules.grouped("second matrices of the experts", act, hidden, elements)
 
 
 def _rows(modules: Modules, of: Moe) -> IntArray:

@@ -32,14 +32,16 @@ class Keeping(TypedDict):
 class Modules:
     """Adds modules to a program; sizes are those of one micro-batch on one rank, arrays [plans].
 
-    again   the parts of a layer that are recomputed
-    native  these are Megatron's own (native.py)
+    again        the parts of a layer that are recomputed
+    native       these are Megatron's own (native.py)
+    hands_empty  each backward hands autograd an empty tensor as large as the weight, whose gradient is elsewhere
     """
 
     program: Program
     sizes: Sizes
     again: tuple[str, ...] = ()
     native: ClassVar[bool] = False
+    hands_empty: ClassVar[bool] = False
 
     @contextmanager
     def recomputed(self, part: str) -> Generator[None]:
@@ -90,14 +92,19 @@ class Modules:
             keeps=(x,),
             made={"norm's output": self._multiplied(normed), "statistics": self.sharded(1, "fp32")},
             work=self.where_sp(self._multiplied(whole)),
-            back_work=(whole, self.where_sp(self._multiplied(whole)), self._gradient(nbytes)),
+            back_work=(
+                whole,
+                self.where_sp(self._multiplied(whole)),
+                self._gradient(nbytes),
+                self.empty(width, nbytes),
+            ),
         )
 
     def column(self, name: str, x: Value, width: int, nbytes: IntArray) -> Value:
         """A matrix cut along its outputs: keeps its input, this rank's part of the tokens, and gathers it again."""
         whole = self.sizes.wide(width)
         gathered = self.where_sp(self._multiplied(whole))
-        back_work = (self.where_sp(whole), gathered, self._gradient(nbytes))
+        back_work = (self.where_sp(whole), gathered, self._gradient(nbytes), self.empty(width, nbytes))
         return self.program.op(name, x, nbytes, **self._input(x), work=gathered, back_work=back_work)
 
     def row(self, name: str, x: Value, width: int, *, original: bool = False) -> Value:
@@ -108,15 +115,25 @@ class Modules:
         whole = self.sizes.wide(width)
         gathered = self._gradient(whole) if self.quantised else self.where_sp(whole)
         keeping = self._input(x, original=original)
-        return self.program.op(name, x, self.sharded(width), **keeping, work=self.where_sp(whole), back_work=gathered)
+        back_work = (gathered, self.empty(width, x.nbytes))
+        return self.program.op(name, x, self.sharded(width), **keeping, work=self.where_sp(whole), back_work=back_work)
 
     def duplicated(self, name: str, x: Value, width: int) -> Value:
         """A matrix that every rank has whole, on its own part of the tokens."""
-        return self.program.op(name, x, self.sharded(width), **self._input(x))
+        inputs = np.asarray(x.nbytes) // self.sharded(1)
+        back_work = self.empty(width, self.sizes.wide(inputs))
+        return self.program.op(name, x, self.sharded(width), **self._input(x), back_work=back_work)
 
-    def grouped(self, name: str, x: Value, nbytes: IntArray) -> Value:
-        """The same matrix of all experts of this rank, on rows that are there already."""
-        return self.program.op(name, x, nbytes, **self._input(x), back_work=self._gradient(nbytes))
+    def grouped(self, name: str, x: Value, nbytes: IntArray, elements: IntArray) -> Value:
+        """The same matrix of all experts of this rank, of so many elements together, on rows that are there already."""
+        empty = bytes_of(elements, self.sizes.setting.recipe.weight) * self.hands_empty
+        return self.program.op(name, x, nbytes, **self._input(x), back_work=(self._gradient(nbytes), empty))
+
+    def empty(self, width: int, nbytes: Bytes) -> IntArray:
+        """Bytes handed over for a matrix of which one side is `width`, the other that of a tensor of all tokens."""
+        element = bytes_of(np.ones(1, dtype=np.int64), self.sizes.dtype)
+        other = np.asarray(nbytes) // (self.sizes.tokens * element)
+        return bytes_of(width * other, self.sizes.setting.recipe.weight) * self.hands_empty
 
     def added(self, name: str, stream: Value, branch: Value, *, dropout: bool) -> Value:
         """The residual addition, a new tensor; with dropout before it, which keeps a byte an element, in one kernel."""
@@ -152,3 +169,10 @@ class Modules:
     def _gradient(self, nbytes: Bytes) -> IntArray:
         """What a backward makes of the gradient that comes: nothing, or it in fewer bits twice over."""
         return 2 * self._multiplied(nbytes) if self.quantised else np.zeros(1, dtype=np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Earlier(Modules):
+    """TransformerEngine's before 2.3, where nothing is kept from one backward to the next. [te-dummy]"""
+
+    hands_empty = True

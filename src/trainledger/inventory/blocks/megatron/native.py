@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-
 from trainledger.arrays import IntArray
-from trainledger.dtypes import bytes_of
 from trainledger.inventory.blocks.megatron.modules import Modules
-from trainledger.inventory.tape import Bytes, Value
+from trainledger.inventory.tape import Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +19,7 @@ class Native(Modules):
     """The same modules under the same names."""
 
     native = True
+    hands_empty = True
 
     def norm(self, name: str, x: Value, width: int) -> Value:
         """A fused norm: keeps its input, and mean and deviation of each token."""
@@ -35,18 +33,12 @@ class Native(Modules):
     def column(self, name: str, x: Value, width: int, nbytes: IntArray) -> Value:
         """A matrix cut along its outputs."""
         whole = self.where_sp(self.sizes.wide(width))
-        work = (whole, self._empty(width, nbytes))
+        work = (whole, self.empty(width, nbytes))
         return self.program.op(name, x, nbytes, keeps=(x,), back_work=work, product=True)
 
     def row(self, name: str, x: Value, width: int, *, original: bool = False) -> Value:
         """A matrix cut along its inputs: the sum over ranks is scattered, and its gradient gathered."""
         del original
         whole = self.where_sp(self.sizes.wide(width))
-        work = (whole, self._empty(width, x.nbytes))
+        work = (whole, self.empty(width, x.nbytes))
         return self.program.op(name, x, self.sharded(width), keeps=(x,), work=whole, back_work=work, product=True)
-
-    def _empty(self, width: int, nbytes: Bytes) -> IntArray:
-        """Bytes of a matrix of which one side is `width`, and the other that of a tensor of all tokens."""
-        element = bytes_of(np.ones(1, dtype=np.int64), self.sizes.dtype)
-        other = np.asarray(nbytes) // (self.sizes.tokens * element)
-        return bytes_of(width * other, self.sizes.setting.recipe.weight)
