@@ -58,8 +58,7 @@ def largest_mbs(inventory: Inventory, plans: Plans) -> int:
     setting, row = inventory.setting, plans.row(0)
     if setting.workload.gbs is None:
         most = max(MOST_TOKENS // setting.workload.seq, 1)
-        usable = _usable(setting)
-        return largest(lambda mbs: _held(inventory, _replaced(row, mbs), usable), usable, row["mbs"], most)
+        return _largest(lambda mbs: (inventory, _replaced(row, mbs)), _usable(setting), row["mbs"], most)
     share = setting.workload.gbs // (row["dp_replicate"] * row["dp_shard"])
     sizes = ints(_divisors(share))
     grown = make_plans({**row, "mbs": sizes, "num_microbatches": share // sizes})
@@ -92,12 +91,32 @@ def longest_seq(inventory: Inventory, plans: Plans) -> int:
     setting, row, usable = inventory.setting, plans.row(0), _usable(inventory.setting)
     step = math.lcm(2 * row["cp"] * row["tp"], SEQ_STEP)
 
-    def held(count: int) -> int:
+    def longer(count: int) -> tuple[Inventory, Plans]:
         workload = msgspec.structs.replace(setting.workload, seq=count * step)
-        return _held(Inventory(dataclasses.replace(setting, workload=workload)), plans, usable)
+        return Inventory(dataclasses.replace(setting, workload=workload)), plans
 
     most = max(MOST_TOKENS // (step * row["mbs"]), 1)
-    return step * largest(held, usable, max(setting.workload.seq // step, 1), most)
+    return step * _largest(longer, usable, max(setting.workload.seq // step, 1), most)
+
+
+def _largest(grown: Callable[[int], tuple[Inventory, Plans]], usable: int, start: int, most: int) -> int:
+    """The largest number whose plan fits with what the allocator reserves.
+
+    That takes long to replay. So a number is looked for first without it, with as much to spare as the plan itself has
+    reserved and not allocated; the search that counts starts there.
+    """
+    known: dict[int, int] = {}
+
+    def held(count: int) -> int:
+        if count not in known:
+            known[count] = _held(*grown(count), usable)
+        return known[count]
+
+    def least(count: int) -> int:
+        return _least(*grown(count))
+
+    spare = held(start) - least(start) if held(start) <= usable else 0
+    return largest(held, usable, max(largest(least, usable - spare, start, most), 1), most)
 
 
 def most_params(setting: Setting, plans: Plans, usable: int) -> int:
@@ -158,8 +177,14 @@ def _usable(setting: Setting) -> int:
 def _held(inventory: Inventory, plans: Plans, usable: int) -> int:
     """Bytes that the device meter shows of a single plan; REFUSED where a rule or the host forbids it.
 
-    What the allocator reserves is asked only of what fits `usable` bytes without it.
+    What the allocator reserves is asked only of what fits without it.
     """
+    least = _least(inventory, plans)
+    return least if least > usable else max(device_bytes(inventory, plans), least)
+
+
+def _least(inventory: Inventory, plans: Plans) -> int:
+    """The same without what the allocator reserves beside."""
     try:
         if not passing(REFUSALS, inventory.setting, plans)[0]:
             return REFUSED
@@ -167,10 +192,7 @@ def _held(inventory: Inventory, plans: Plans, usable: int) -> int:
     except TrainledgerError:
         # what cannot be counted is more than any card has
         return REFUSED
-    if not host_holds(inventory.setting, plans, memory.states)[0]:
-        return REFUSED
-    least = int(memory.device[0])
-    return least if least > usable else max(device_bytes(inventory, plans), least)
+    return int(memory.device[0]) if host_holds(inventory.setting, plans, memory.states)[0] else REFUSED
 
 
 def _fits(inventory: Inventory, plans: Plans) -> BoolArray:

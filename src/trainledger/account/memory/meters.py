@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from trainledger.account.memory.beside import Beside, beside
+from trainledger.account.memory.beside import Beside, beside, beside_bytes
 from trainledger.account.memory.bounds import bounds
 from trainledger.account.memory.replay import reserved_of
 from trainledger.account.memory.stage import StageMemory, stage_memory
@@ -71,8 +71,14 @@ def device_bytes(inventory: Inventory, plans: Plans) -> int:
 
     For many plans StageMemory.device is a lower bound of it: it knows nothing of what the allocator reserves beside.
     """
-    meters = memory_of(inventory, plans).meters
-    return meters.get("device", meters["allocated"]).estimate
+    if not inventory.setting.profile.memory.device or inventory.setting.model.params_only:
+        return int(stage_memory(inventory, plans).device[0])
+    return _reserved(inventory, plans) + int(beside_bytes(inventory, plans)[0])
+
+
+def _reserved(inventory: Inventory, plans: Plans) -> int:
+    expandable = inventory.setting.allocator(int(plans.gpus[0])) == "expandable"
+    return reserved_of(inventory, plans, expandable=expandable).max_reserved
 
 
 def _meters(inventory: Inventory, plans: Plans, allocated: int) -> dict[str, Meter]:
@@ -86,9 +92,7 @@ def _meters(inventory: Inventory, plans: Plans, allocated: int) -> dict[str, Met
     if extra:
         under = meters["allocated"]
         if not inventory.setting.model.params_only:
-            expandable = inventory.setting.allocator(int(plans.gpus[0])) == "expandable"
-            reserved = reserved_of(inventory, plans, expandable=expandable).max_reserved
-            under = meters["reserved"] = _meter(inventory, "reserved", reserved, more)
+            under = meters["reserved"] = _meter(inventory, "reserved", _reserved(inventory, plans), more)
         meters["device"] = Meter(
             estimate=under.estimate + sum(line.amount for line in extra),
             lower=under.lower + sum(line.lower for line in extra),
