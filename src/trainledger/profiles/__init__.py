@@ -51,6 +51,9 @@ ALIASES = {
 }
 """Other names of engines; FSDP2 and DDP are zero_stages of one PyTorch profile."""
 
+SHARDING = {"fsdp": 3, "fsdp2": 3}
+"""Names that say a zero_stage by themselves: fully_shard lets weights go after each forward. [fsdp2-knobs]"""
+
 
 def engine_names() -> tuple[str, ...]:
     """Engines that have a profile, sorted."""
@@ -123,6 +126,15 @@ def _over(under: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
     """Tables key by key, everything else whole."""
     both = {key: _over(under[key], value) for key, value in upper.items() if isinstance(value, dict) and key in under}
     return {**under, **upper, **both}
+
+
+def zero_unsaid(engine: str, profile: Profile) -> int:
+    """The zero_stage of a run under the name `engine` whose user says none.
+
+    >>> [zero_unsaid(name, load_profile(name)) for name in ("torchtitan", "nanotron", "pytorch", "fsdp2", "megatron")]
+    [3, 1, 0, 3, 0]
+    """
+    return SHARDING.get(engine, profile.zero_unsaid)
 
 
 def released(newest: Profile, release: str) -> str:

@@ -289,6 +289,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     framework_version   the release that was read; `from_version` <= release < `before_version` use this file
     released            days of releases by their numbers, where the files of an engine are ranges of days
     zero_stages, axes   what the engine can run: an axis missing here must be 1
+    zero_default        the zero_stage of its own default config, where there are ranks to share; -1: its lowest
     vocab_multiple      the vocabulary is padded to a multiple of this times tp; 0: not padded
     kv_replication      KV heads are copied where tp exceeds them
     etp_default         expert tensor parallelism: "tp" follows tp, "tp_without_ep" does so where ep is 1, "1"
@@ -317,6 +318,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     framework_version: str
     source: str
     zero_stages: tuple[int, ...]
+    zero_default: int = -1
     axes: tuple[str, ...]
     optimizers: tuple[str, ...]
     precision: dict[str, Precision]
@@ -346,6 +348,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     counts_steps: tuple[str, ...] = ()
     whole_blocks: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def zero_unsaid(self) -> int:
+        """The zero_stage of a run whose user says nothing."""
+        return self.zero_default if self.zero_default >= 0 else min(self.zero_stages)
 
     def default_etp(self, tp: IntArray, ep: IntArray) -> IntArray:
         """Expert tensor parallelism where none is asked for."""

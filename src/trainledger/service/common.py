@@ -15,6 +15,7 @@ from trainledger.inventory.inventory import Inventory
 from trainledger.plans.limits import check_countable, check_degrees, check_microbatches, check_workload
 from trainledger.plans.plan import Plans, Scenario, data_parallel_degree, make_plans, num_microbatches
 from trainledger.plans.setting import Setting, make_setting
+from trainledger.profiles import zero_unsaid
 from trainledger.rules import REFUSALS, RULES, findings, require
 from trainledger.service.models import find_model
 from trainledger.service.plan_file import overlay
@@ -117,6 +118,14 @@ class Run:
         share = self.host_share_bytes
         return device_bytes <= self.usable_bytes and (share is None or host_bytes <= share)
 
+    @property
+    def zero_unsaid(self) -> int:
+        """The zero_stage where nobody says one: the engine's default, or its lowest where nothing can be shared."""
+        profile, columns = self.setting.profile, self.columns
+        if columns["dp_shard"] * columns["cp"] == 1 and not self.setting.scenario.offload:
+            return min(profile.zero_stages)
+        return zero_unsaid(self.setting.scenario.engine, profile)
+
     def plans(self, zero_stages: Sequence[int]) -> Plans:
         """One row per zero_stage."""
         return make_plans({**self.columns, "zero_stage": list(zero_stages)})
@@ -178,7 +187,7 @@ def prepared(request: PlanRequest, *, model: Model | None = None) -> tuple[Run, 
     run = resolve(request, model=model)
     zero = request.zero
     if zero is None:
-        zero = min(run.setting.profile.zero_stages)
+        zero = run.zero_unsaid
         run = dataclasses.replace(run, assumed={**run.assumed, "zero": zero})
     plans = run.plans([zero])
     require(REFUSALS, run.setting, plans)

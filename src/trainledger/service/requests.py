@@ -104,7 +104,7 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
     ] = None
     reserve: Annotated[
         str | None,
-        flag('Memory of the card left to context, allocator and libraries, such as "4 GiB" [0].', "SIZE", group=PLACE),
+        flag('Memory of the card kept free on top, for others that use it, such as "4 GiB" [0].', "SIZE", group=PLACE),
     ] = None
     gpus: Annotated[
         int | None, flag("Ranks of the whole job; the product of the degrees unless given.", "N", group=PLACE)
@@ -203,4 +203,4 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
 class PlanRequest(RunRequest, frozen=True, kw_only=True, rename="kebab"):
     """A training run with one plan: every key that a PLAN file may have."""
 
-    zero: Annotated[int | None, flag("ZeRO stage, 0 to 3 [the engine's lowest].", "N")] = None
+    zero: Annotated[int | None, flag("ZeRO stage, 0 to 3 [what the engine does unless told].", "N")] = None

@@ -1,0 +1,60 @@
+"""What an answer takes where nothing is said, and how it says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import trainledger
+from command_line import answer
+
+EIGHT = {"gpus": 8, "mbs": 1}
+
+
+@pytest.mark.parametrize(
+    ("engine", "zero"),
+    [
+        ("paper", 0),
+        ("pytorch", 0),
+        ("fsdp", 3),
+        ("fsdp2", 3),
+        ("ddp", 0),
+        ("torchtitan", 3),
+        ("megatron", 0),
+        ("deepspeed", 0),
+        ("nanotron", 1),
+    ],
+)
+def test_the_zero_stage_is_what_the_engine_does_unless_it_is_told(engine: str, zero: int) -> None:
+    found = trainledger.ledger("llama-3-8b", engine=engine, **EIGHT)
+    assert found.plan.zero_stage == found.assumed["zero"] == zero
+    told = trainledger.ledger("llama-3-8b", engine=engine, zero=zero, **EIGHT)
+    assert "zero" not in told.assumed
+    assert told.memory == found.memory
+
+
+def test_older_releases_of_torchtitan_divide_too() -> None:
+    found = trainledger.ledger("llama-3-8b", engine="torchtitan", framework_version="2024-04", **EIGHT)
+    assert found.plan.zero_stage == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "zero"),
+    [
+        ({"gpus": 1}, 0),
+        ({"gpus": 8, "dp_replicate": 4}, 3),
+        ({"gpus": 2, "cp": 2}, 3),
+        ({"gpus": 1, "offload": "parameters"}, 3),
+    ],
+    ids=["alone", "replicas of shards", "context ranks share", "offloading divides"],
+)
+def test_nothing_is_divided_where_a_rank_has_nobody_to_share_with(flags: dict[str, Any], zero: int) -> None:
+    assert trainledger.ledger("llama-3-8b", engine="torchtitan", **flags).plan.zero_stage == zero
+
+
+def test_check_takes_the_same() -> None:
+    message = "CUDA out of memory. Tried to allocate 2.00 GiB."
+    flags = ("--model", "llama-3-8b", "--engine", "torchtitan", "--gpus", "8")
+    found = answer("check", message, *flags, code=5)
+    assert found["plan"]["zero_stage"] == found["assumed"]["zero"] == 3
