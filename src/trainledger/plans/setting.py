@@ -27,7 +27,7 @@ EVERY = "every-"
 class Setting:
     """Model, workload and scenario with what they name looked up.
 
-    reserve_bytes           memory of the card that is left to what no line counts: context, allocator slack, libraries
+    reserve_bytes           memory of the card kept free for others; all that the run takes has lines, its context too
     largest_module_params   parameters of the largest single layer, where a count alone was given (estimators ask it)
     """
 
