@@ -33,6 +33,8 @@ def test_what_is_alive_adds_up_to_what_is_allocated(engine: str, recompute: str,
     allocated = memory.meters["allocated"].estimate
     assert sum(one.amount for one in memory.alive) == allocated == int(stage_memory(inventory, plans).allocated[0])
     assert [one.amount for one in memory.alive] == sorted((one.amount for one in memory.alive), reverse=True)
+    assert len({one.name for one in memory.alive}) == len(memory.alive)
+    assert all(one.amount % one.storages == 0 for one in memory.alive if one.storages)
     peak = peak_of(stage_memory(inventory, plans))
     assert (peak.total_bytes, peak.place) == (allocated, memory.place)
     assert sum(by_basis(inventory, plans, peak).values()) == allocated

@@ -7,6 +7,8 @@ device      that, the context and the communicators: what nvidia-smi shows of th
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from trainledger.account.memory.beside import Beside, beside, beside_bytes
@@ -31,12 +33,17 @@ class Meter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True):
-    """A storage, or a sum of alike ones, that is alive where most is held; category is a word of line ids."""
+    """A storage that is alive where most is held, or the sum of several alike; category is a word of line ids.
+
+    name       no two of one place have the same
+    storages   how many alike, of amount / storages bytes each; 0 of a sum of unlike ones
+    """
 
     name: str
     kind: str
     category: str
     amount: int
+    storages: int = 0
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,4 +150,23 @@ def _walked(alive: list[tuple[str, Kind, int]], total: int) -> list[Alive]:
     """The storages of the layer that runs; gradients of weights where they lie beside the rest."""
     if sum(amount for _, _, amount in alive) > total:
         alive = [entry for entry in alive if entry[1] != "weight gradient"]
-    return [Alive(name=name, kind=kind, category="activations", amount=amount) for name, kind, amount in alive]
+    names: set[str] = set()
+    return [
+        Alive(name=_apart(name, names), kind=kind, category="activations", amount=count * amount, storages=count)
+        for (name, kind, amount), count in Counter(alive).items()
+    ]
+
+
+def _apart(name: str, taken: set[str]) -> str:
+    """A name that no other has: storages of one name that are not alike are told apart.
+
+    >>> taken = {"input"}
+    >>> _apart("input", taken), _apart("input", taken), _apart("output", taken)
+    ('input, another', 'input, another 2', 'output')
+    """
+    found, number = name, 1
+    while found in taken:
+        found = f"{name}, another" + (f" {number}" if number > 1 else "")
+        number += 1
+    taken.add(found)
+    return found
