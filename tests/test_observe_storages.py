@@ -210,6 +210,23 @@ def test_an_instant_waits_for_what_a_backend_is_about_to_drop_and_shows_what_it_
     assert [one.bytes for one in later.unclaimed] == [kept.nbytes]
 
 
+def reduced_bytes(_rank: int) -> tuple[int, int, set[bool]]:
+    """The peak of a reduce-scatter of 400 B, what is known of at its end, and whether it is a backend's own."""
+    observer = Observer({})
+    with observer.watching():
+        whole, part = torch.ones(100), torch.empty(50)
+        observer.storages.mark()
+        dist.reduce_scatter_single(part, whole)
+        live = {storage.inner for storage in observer.storages.live.values() if storage.op == "aten::split.Tensor"}
+        return observer.storages.peak_bytes, observer.storages.current_bytes, live
+
+
+def test_what_gloo_copies_to_reduce_and_scatter_is_in_no_peak() -> None:
+    for peak, now, copies in run_forked(2, reduced_bytes):
+        assert (peak, now) == (600, 600)
+        assert copies <= {True}
+
+
 def ddp_held(_rank: int, as_views: bool) -> list[Held]:
     """After construction, and at the end of three steps; DDP makes its buckets anew in the second."""
     observer = Observer({})

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+
+# private: nothing public says what a fake operation gives
+from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -27,7 +30,7 @@ def dry_run(spec: RunSpec, rank: int, progress: Progress) -> Observation:
     """What `rank` would see of a run of `spec`; needs a process without a process group."""
     dist.init_process_group("fake", rank=rank, world_size=world_size(spec.plan), store=FakeStore())
     try:
-        with _real_meshes():
+        with _real_meshes(), _waits_in_place():
             # biases and rotary tables of a fake model may be made of real numbers
             return run(spec, progress, fake=FakeTensorMode(allow_non_fake_inputs=True))
     finally:
@@ -48,3 +51,20 @@ def _real_meshes() -> Generator[None]:
         yield
     finally:
         DeviceMesh._concatenate = staticmethod(joined)  # pyright: ignore[reportAttributeAccessIssue]  # as it was
+
+
+@contextmanager
+def _waits_in_place() -> Generator[None]:
+    """Let a wait give the tensor that it waits for, as it does where there is a backend; a fake one would be new."""
+
+    def given(mode: object, func: object, tensor: torch.Tensor) -> torch.Tensor:
+        del mode, func
+        return tensor
+
+    wait = torch.ops._c10d_functional.wait_tensor.default
+    assert wait not in op_implementations_dict, "nobody else has said what a fake wait is"
+    op_implementations_dict[wait] = given
+    try:
+        yield
+    finally:
+        del op_implementations_dict[wait]

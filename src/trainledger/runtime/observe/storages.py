@@ -5,7 +5,10 @@ share it. Its death is exact: PyTorch keeps one Python object per storage for as
 reference to that object calls back when the memory is freed, whoever freed it. Storages are resized without any
 operation (FSDP2 empties a gathered unit so), hence `UntypedStorage.resize_` is watched as well.
 
-What an operation allocates and frees again before it returns is not seen: a peak is one between operations. And while
+What an operation allocates and frees again before it returns is not seen: a peak is one between operations. Neither is
+what a backend works on, but for the copy that gloo makes of what it reduces and scatters, of which it takes views while
+the program waits: that is known, and not part of a peak, for a thread of gloo lets go of it at a time of its own.
+[torch: csrc/distributed/c10d/ProcessGroupGloo.cpp reduce_scatter_tensor_coalesced] And while
 any dispatch mode is active autograd adds gradients that meet into a new tensor instead of into the first one, so a
 watched peak can exceed an unwatched one by the largest of them. [torch: csrc/autograd/input_buffer.cpp,
 can_accumulate_inplace; ATen/TensorSubclassLikeUtils.h]
@@ -34,6 +37,9 @@ ADOPTED = "before watching"
 COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_dtensor", "symm_mem"})
 """Namespaces of the operations that hand tensors to a backend."""
 
+REDUCE_SCATTER, SPLIT = "c10d::_reduce_scatter_base_", "aten::split.Tensor"
+"""What gloo is asked, and what it does to its copy of what it was given, which is first seen so."""
+
 
 class Ref(weakref.ref[torch.UntypedStorage]):
     """A weak reference that knows the address of its storage, which is the key to it while it lives."""
@@ -50,6 +56,7 @@ class Storage:
     label          (category, name) of the birth, where it was given one
     group          the group it is summed in
     sent           whether it was ever handed to a backend, whose threads may hold it a moment longer than its owner
+    inner          it is a backend's own
     bytes          0 on the meta device, where a tensor has a size and no memory
     """
 
@@ -61,6 +68,7 @@ class Storage:
     label: tuple[str, str] | None
     group: str | None = None
     sent: bool = False
+    inner: bool = False
     bytes: int = 0
 
 
@@ -73,6 +81,8 @@ class StorageTracker:
         self.peak_bytes = 0
         self._clock = clock
         self._label: tuple[str, str] | None = None
+        # what the last reduce-scatter took, in bytes
+        self._reduced = 0
         # Appended to by whichever thread frees a storage (gloo's among them), emptied by the one that watches.
         self._dead: deque[Ref] = deque()
         self._died = cast("Callable[[weakref.ref[torch.UntypedStorage]], None]", self._dead.append)
@@ -91,8 +101,11 @@ class StorageTracker:
                     meet(tensor, op)
 
         def after_sending(args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
-            for tensor in tensors_in((args, *kwargs.values(), out)):
-                meet(tensor, op).sent = True
+            handed = [meet(tensor, op) for tensor in tensors_in((args, *kwargs.values(), out))]
+            for storage in handed:
+                storage.sent = True
+            if op == REDUCE_SCATTER:
+                self._reduced = max(storage.bytes for storage in handed)
 
         return after_sending if func.namespace in COMMUNICATION else after
 
@@ -119,14 +132,16 @@ class StorageTracker:
     def _born(self, tensor: torch.Tensor, storage: torch.UntypedStorage, op: str) -> Storage:
         ref = Ref(storage, self._died)
         ref.key = storage._cdata
-        born = Storage(ref, op, self._clock.current, tensor.dtype, tensor.shape, self._label)
+        inner = op == SPLIT and storage.nbytes() == self._reduced
+        phase = self._clock.current
+        born = Storage(ref, op, phase, tensor.dtype, tensor.shape, self._label, sent=inner, inner=inner)
         self.live[ref.key] = born
         if not tensor.is_meta:
             self._resize(born, storage.nbytes())
         return born
 
     def _resize(self, known: Storage, size: int) -> None:
-        self.current_bytes += size - known.bytes
+        self.current_bytes += 0 if known.inner else size - known.bytes
         self.peak_bytes = max(self.peak_bytes, self.current_bytes)
         if known.group is not None:
             self._sum(known.group, size - known.bytes)
