@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 import trainledger
 from command_line import answer
+from trainledger.service.common import Note
+
+
+class _Answer(Protocol):
+    @property
+    def notes(self) -> tuple[Note, ...]: ...
+
 
 EIGHT = {"gpus": 8, "mbs": 1}
 
@@ -58,3 +65,28 @@ def test_check_takes_the_same() -> None:
     flags = ("--model", "llama-3-8b", "--engine", "torchtitan", "--gpus", "8")
     found = answer("check", message, *flags, code=5)
     assert found["plan"]["zero_stage"] == found["assumed"]["zero"] == 3
+
+
+def remarks(found: _Answer) -> set[str]:
+    return {note.message.split(" ", 2)[1] for note in found.notes if note.rule == "engine-profile"}
+
+
+def test_an_engine_remarks_on_the_plans_that_are_shown_alone() -> None:
+    """By their second word: what zero_stages are called, what a pipeline keeps, what the first step lacks."""
+    flags: dict[str, Any] = {"engine": "torchtitan", "gpus": 8, "gbs": 16}
+    for more, expected in (
+        ({}, {"first"}),
+        ({"zero": 2}, {"first", "2"}),
+        ({"pp": 2}, {"first", "pipeline"}),
+        ({"pp": 2, "zero": 0, "dp": 4}, {"first"}),
+    ):
+        assert remarks(trainledger.ledger("llama-3-8b", **flags, **more)) == expected
+
+
+def test_a_search_and_a_table_of_stages_remark_on_what_they_list() -> None:
+    searched = trainledger.plan("llama-3-8b", engine="megatron", gpus=2, gpu="h200", zero=1, pp=1)
+    assert remarks(searched) == set()
+    sharded = trainledger.plan("llama-3-8b", engine="megatron", gpus=2, gpu="h200", zero=3, pp=1)
+    assert sharded.plans
+    assert remarks(sharded) == {"2"}
+    assert remarks(trainledger.states("llama-3-8b", engine="torchtitan", gpus=8)) == {"first", "2"}

@@ -32,7 +32,7 @@ def _section(profile: Profile) -> str:
         f"- zero stages: {', '.join(map(str, profile.zero_stages))}; axes: {', '.join(profile.axes) or 'data only'}",
         f"- optimizers: {', '.join(profile.optimizers)}",
         f"- pipeline split: {profile.split}; vocabulary padded to {profile.vocab_multiple or 1} x tp",
-        *[f"- {note}" for note in profile.notes],
+        *[f"- {note.text}" for note in profile.notes],
         "",
         "| recipe | weights | gradients | master | gathered | reduced |",
         "|---|---|---|---|---|---|",

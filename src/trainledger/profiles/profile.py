@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from trainledger.arrays import IntArray
+from trainledger.profiles.remark import Remark
 
 Instant = Literal["rest", "loss", "backward", "step"]
 INSTANTS: tuple[Instant, ...] = ("rest", "loss", "backward", "step")
@@ -347,7 +348,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     optimizer_alias: dict[str, str] = {}
     counts_steps: tuple[str, ...] = ()
     whole_blocks: bool = False
-    notes: tuple[str, ...] = ()
+    notes: tuple[Remark, ...] = ()
 
     @property
     def zero_unsaid(self) -> int:

@@ -321,8 +321,11 @@ def host_notes(run: Run, host_bytes: int) -> tuple[Note, ...]:
     return (Note(rule="host-memory", severity="warn", message=message),)
 
 
-def notes(run: Run, plans: Plans | None = None) -> tuple[Note, ...]:
-    """Rules that warn or advise, on the first plan that breaks each, and what model and engine have to say."""
+def notes(run: Run, plans: Plans | None = None, *, shown: Plans | None = None) -> tuple[Note, ...]:
+    """Rules that warn or advise, on the first plan that breaks each, and what model and engine have to say.
+
+    `shown` are the plans that an answer tells of, where no rule is asked of them again.
+    """
     setting = run.setting
     milder = [rule for rule in RULES if rule.severity != "refuse"]
     each = [plans.take(slice(i, i + 1)) for i in range(len(plans))] if plans is not None else []
@@ -331,9 +334,17 @@ def notes(run: Run, plans: Plans | None = None) -> tuple[Note, ...]:
         *_states_alone(setting.model),
         *(Note(rule=f.rule, severity=f.severity, message=f.message) for f in found),
         *(Note(rule="set-by-hand", severity="note", message=f"{pair} in the model's config") for pair in run.changed),
-        *(Note(rule="engine-profile", severity="note", message=text) for text in setting.profile.notes),
+        *_remarks(setting, plans if plans is not None else shown),
         *(Note(rule=_read_rule(setting.model), severity="note", message=text) for text in setting.model.notes),
     )
+
+
+def _remarks(setting: Setting, plans: Plans | None) -> tuple[Note, ...]:
+    """What the engine's profile says of any of these plans; without any, of all plans."""
+    none = ints([])
+    zero, pp = (plans.zero_stage, plans.pp) if plans is not None else (none, none)
+    said = (remark.text for remark in setting.profile.notes if remark.concerns(zero, pp))
+    return tuple(Note(rule="engine-profile", severity="note", message=text) for text in said)
 
 
 def _read_rule(model: Model) -> str:

@@ -11,6 +11,7 @@ import trainledger
 from trainledger.errors import UsageError
 from trainledger.facts.model import Model
 from trainledger.plans.limits import between
+from trainledger.plans.plan import Plans, make_plans
 from trainledger.search.change import Change
 from trainledger.search.search import DOES_NOT_FIT, STATES_DO_NOT_FIT, Candidate, SearchResult, Sort, run_search
 from trainledger.service.common import Note, Run, notes, resolve
@@ -125,6 +126,12 @@ def _fixed(request: Request, run: Run) -> dict[str, int]:
     return fixed
 
 
+def _shown(result: SearchResult) -> Plans | None:
+    """The plans that the answer lists."""
+    rows = [one.plan for one in (*result.plans, *result.pareto)]
+    return make_plans({name: [row[name] for row in rows] for name in rows[0]}) if rows else None
+
+
 def _response(request: Request, run: Run, fixed: dict[str, int], result: SearchResult, start: float) -> Response:
     setting = run.setting
     assumed = {name: value for name, value in run.assumed.items() if name not in _SEARCHED}
@@ -155,6 +162,6 @@ def _response(request: Request, run: Run, fixed: dict[str, int], result: SearchR
         pareto_size=result.pareto_size,
         smallest_change=result.smallest_change,
         assumed=assumed,
-        notes=notes(run),
+        notes=notes(run, shown=_shown(result)),
         run=Process(seconds=round(time.perf_counter() - start, 3), version=trainledger.__version__),
     )
