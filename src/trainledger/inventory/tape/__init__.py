@@ -2,6 +2,7 @@
 
 from trainledger.inventory.tape.nested import nested
 from trainledger.inventory.tape.program import Bytes, Op, Program, Value
+from trainledger.inventory.tape.retained import Later, Split, retained
 from trainledger.inventory.tape.walk import Storage, Tape, walk
 
-__all__ = ["Bytes", "Op", "Program", "Storage", "Tape", "Value", "nested", "walk"]
+__all__ = ["Bytes", "Later", "Op", "Program", "Split", "Storage", "Tape", "Value", "nested", "retained", "walk"]

@@ -137,10 +137,12 @@ def walk(program: Program, output: Value | None, *, anew: bool = False) -> Tape:
     anew   gradients that meet are added into a new tensor, as autograd does while a dispatch mode looks on
            [torch: csrc/autograd/input_buffer.cpp, can_accumulate_inplace]
     """
-    return _Walk(program, output, anew=anew).tape()
+    return Walk(program, output, anew=anew).tape()
 
 
-class _Walk:
+class Walk:
+    """One walk of a program; what runs its backward in another way differs in a method or two."""
+
     def __init__(self, program: Program, output: Value | None, *, anew: bool) -> None:
         self.program = program
         self.output = output
@@ -161,6 +163,7 @@ class _Walk:
         self.gradients: dict[Value, Storage] = {}
 
     def tape(self) -> Tape:
+        """Walk, and say what lived when."""
         for value in self.program.inputs:
             self.first[value] = self._new(value.name, value.nbytes, "tensor", -1)
         if self.output is not None:
