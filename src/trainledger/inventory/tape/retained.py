@@ -26,7 +26,7 @@ class Later:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Split:
-    """A backward for inputs, what stays after it (storages of its tape, but for what it hands on), what comes of that."""
+    """A backward for inputs, what stays after it (storages of its tape, but for what it hands on) and what follows."""
 
     tape: Tape
     stays: tuple[int, ...]
