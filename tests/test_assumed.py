@@ -90,3 +90,16 @@ def test_a_search_and_a_table_of_stages_remark_on_what_they_list() -> None:
     assert sharded.plans
     assert remarks(sharded) == {"2"}
     assert remarks(trainledger.states("llama-3-8b", engine="torchtitan", gpus=8)) == {"first", "2"}
+
+
+def test_a_search_says_what_a_global_batch_that_nobody_gave_leaves_out() -> None:
+    """One sequence a rank is left for each of 8: mbs 2 needs 16 of them."""
+    flags: dict[str, Any] = {"engine": "pytorch", "gpus": 8, "gpu": "h200", "zero": 3, "tp": 1, "pp": 1, "cp": 1}
+    silent = trainledger.plan("llama-3-8b", **flags)
+    [note] = [note for note in silent.notes if note.rule == "gbs-assumed"]
+    assert silent.gbs == silent.assumed["gbs"] == 8
+    assert "--gbs" in note.message
+    assert {one.plan["mbs"] for one in silent.plans} == {1}
+    given = trainledger.plan("llama-3-8b", gbs=64, **flags)
+    assert "gbs-assumed" not in {note.rule for note in given.notes}
+    assert {one.plan["mbs"] for one in given.plans} >= {1, 2}

@@ -132,6 +132,17 @@ def _shown(result: SearchResult) -> Plans | None:
     return make_plans({name: [row[name] for row in rows] for name in rows[0]}) if rows else None
 
 
+def _batch_assumed(request: Request, result: SearchResult) -> tuple[Note, ...]:
+    """What a global batch that nobody gave leaves out of a search."""
+    if request.gbs is not None:
+        return ()
+    text = (
+        f"no --gbs was given, so it is {result.gbs}, one sequence per GPU: mbs x dp must divide it, which leaves mbs 1 "
+        "alone where every GPU is data-parallel, and gbs-divisible counts the rest; give --gbs as the run has it"
+    )
+    return (Note(rule="gbs-assumed", severity="advise", message=text),)
+
+
 def _response(request: Request, run: Run, fixed: dict[str, int], result: SearchResult, start: float) -> Response:
     setting = run.setting
     assumed = {name: value for name, value in run.assumed.items() if name not in _SEARCHED}
@@ -162,6 +173,6 @@ def _response(request: Request, run: Run, fixed: dict[str, int], result: SearchR
         pareto_size=result.pareto_size,
         smallest_change=result.smallest_change,
         assumed=assumed,
-        notes=notes(run, shown=_shown(result)),
+        notes=(*_batch_assumed(request, result), *notes(run, shown=_shown(result))),
         run=Process(seconds=round(time.perf_counter() - start, 3), version=trainledger.__version__),
     )
