@@ -8,11 +8,14 @@ from trainledger.errors import BadInput
 from trainledger.facts.model import PRODUCT_LIMIT, Model
 from trainledger.facts.workload import Workload
 from trainledger.plans.plan import DEGREE_LIMIT, Scenario
+from trainledger.units import format_bytes
 
 SEQ_LIMIT = 1 << 27
 """Tokens of a sequence: a hundred times the longest context that any model here has."""
 BATCH_LIMIT = 1 << 40
 """Sequences per step: far above any token budget."""
+BUCKET_LIMIT = 1 << 40
+"""Elements of a gradient bucket: more than any model has parameters."""
 _BYTES_PER_ELEMENT = 16
 """No activation element is counted more often than four times in four bytes."""
 
@@ -29,6 +32,25 @@ def check_workload(workload: Workload) -> None:
     between("gbs", workload.gbs, 1, BATCH_LIMIT)
     between("lora-rank", workload.lora_rank, 0, DEGREE_LIMIT)
     between("frozen-copy", workload.frozen_copy, 0, 1024)
+
+
+def check_scenario(scenario: Scenario) -> None:
+    """Bounds of the numbers that are no columns of a plan; 0 is the engine's own, and what is below it has a rule."""
+    for flag, value, most in (
+        ("recompute-layers", scenario.recompute_layers, DEGREE_LIMIT),
+        ("loss-chunks", scenario.loss_chunks, SEQ_LIMIT),
+        ("reduce-bucket", scenario.reduce_bucket, BUCKET_LIMIT),
+    ):
+        between(flag, max(value, 0), 0, most)
+
+
+def check_reserve(reserve_bytes: int, card: str, usable_bytes: int) -> None:
+    """Refuse to keep free what the whole card does not have."""
+    if reserve_bytes >= usable_bytes:
+        raise BadInput(
+            f"--reserve is {format_bytes(reserve_bytes)}, and {card} has {format_bytes(usable_bytes)} that can be used; "
+            "keep less of it free"
+        )
 
 
 def check_degrees(columns: Mapping[str, int | None]) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainledger.facts.model import Model
+from trainledger.facts.model import PRODUCT_LIMIT, Model
 from trainledger.facts.workload import Workload
+from trainledger.plans.limits import between, check_reserve, check_scenario
 from trainledger.plans.plan import Scenario
 from trainledger.profiles import load_optimizer, load_profile
 from trainledger.profiles.profile import Category, Optimizer, Precision, Profile
@@ -189,7 +190,11 @@ def make_setting(
     largest_module_params: int = 0,
     reserve_bytes: int = 0,
 ) -> Setting:
-    """Look up the engine and the optimizer; raises UnknownName for either."""
+    """Look up the engine and the optimizer; raises UnknownName for either, and BadInput for numbers beyond count."""
+    check_scenario(scenario)
+    between("largest-layer", largest_module_params, 0, PRODUCT_LIMIT >> 8)
+    if accelerator is not None:
+        check_reserve(reserve_bytes, accelerator.name, accelerator.usable_bytes)
     profile = load_profile(scenario.engine, scenario.framework_version)
     return Setting(
         model=model,
