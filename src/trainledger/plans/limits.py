@@ -48,7 +48,7 @@ def check_reserve(reserve_bytes: int, card: str, usable_bytes: int) -> None:
     """Refuse to keep free what the whole card does not have."""
     if reserve_bytes >= usable_bytes:
         raise BadInput(
-            f"--reserve is {format_bytes(reserve_bytes)}, and {card} has {format_bytes(usable_bytes)} that can be used; "
+            f"--reserve is {format_bytes(reserve_bytes)}, and {card} has {format_bytes(usable_bytes)} to use; "
             "keep less of it free"
         )
 
