@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import pytest
 
 import trainledger
-from command_line import answer
+from command_line import answer, run
 from trainledger.service.common import Note
 
 
@@ -103,3 +103,32 @@ def test_a_search_says_what_a_global_batch_that_nobody_gave_leaves_out() -> None
     given = trainledger.plan("llama-3-8b", gbs=64, **flags)
     assert "gbs-assumed" not in {note.rule for note in given.notes}
     assert {one.plan["mbs"] for one in given.plans} >= {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--engine", "torchtitan"), "recompute full, allocator expandable"),
+        (
+            ("--engine", "torchtitan", "--compile", "on", "--recompute", "selective", "--allocator", "default"),
+            "recompute selective (ops), compile on, loss compiled",
+        ),
+        (
+            ("--engine", "torchtitan", "--loss", "chunked", "--allocator", "default"),
+            "recompute full, loss chunked, loss-chunks 8",
+        ),
+        (
+            ("--engine", "megatron", "--recompute", "selective", "--recompute-parts", "mlp,core_attn"),
+            "recompute selective (mlp, core_attn)",
+        ),
+        (
+            ("--engine", "megatron", "--recompute-layers", "3", "--loss", "fused"),
+            "recompute full of the first 3 layers of each virtual stage, loss fused",
+        ),
+        (("--engine", "pytorch", "--attention", "eager", "--cp", "2"), "recompute full, attention eager, cp-comm ring"),
+    ],
+)
+def test_the_plan_line_says_what_decides_the_answer(flags: tuple[str, ...], expected: str) -> None:
+    lines = run("ledger", "llama-3-8b", "--gpus", "8", *flags).out.splitlines()
+    [plan] = [line for line in lines if line.startswith("plan: ")]
+    assert plan.endswith(f" a rank), {expected}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from trainledger.reconcile.out_of_memory import KNOBS
 from trainledger.report.document import BLANK, Column, Document, Table, Text, left, table
-from trainledger.report.words import Answer, assumed, batch, card, degrees, engine, gpus, notes, percent, whole
+from trainledger.report.words import Answer, assumed, batch, card, degrees, engine, gpus, notes, percent, ways, whole
 from trainledger.units import format_bytes
 
 AXES = ("tp", "pp", "vpp", "cp", "ep", "dp", "dp_replicate", "mbs", "num_microbatches")
@@ -53,9 +53,7 @@ def _micro_batch(answer: Answer, made: Answer) -> int | None:
 def _plan(answer: Answer) -> Document:
     plan = answer["plan"]
     split = degrees(plan, AXES)
-    chosen = ", ".join(
-        (plan["precision"], plan["optimizer"], f"seq {plan['seq']}", batch(plan), f"recompute {plan['recompute']}")
-    )
+    chosen = ", ".join((plan["precision"], plan["optimizer"], f"seq {plan['seq']}", batch(plan), ways(plan)))
     at = f" on {card(answer['accelerator'], answer['usable_bytes'])}" if answer["usable_bytes"] is not None else ""
     return [
         Text(f"{answer['model']} on {gpus(plan['gpus'])}{at}, {engine(answer['profile'])}"),

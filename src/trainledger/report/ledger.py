@@ -21,6 +21,7 @@ from trainledger.report.words import (
     held,
     notes,
     percent,
+    ways,
     whole,
     yes,
 )
@@ -50,9 +51,7 @@ def _ledger(answer: Answer) -> Document:
     axes = [name for name in AXES if name != "etp" or plan["etp"] != plan["tp"]]
     sure = ", ".join(f"{basis} {format_bytes(amount)}" for basis, amount in answer["memory"]["by_basis"].items())
     split = degrees(plan, axes)
-    chosen = ", ".join(
-        (plan["precision"], plan["optimizer"], f"seq {plan['seq']}", batch(plan), f"recompute {plan['recompute']}")
-    )
+    chosen = ", ".join((plan["precision"], plan["optimizer"], f"seq {plan['seq']}", batch(plan), ways(plan)))
     return [
         *_verdict(answer),
         Text(f"{answer['model']} on {gpus(plan['gpus'])}, {engine(answer['profile'])}", "answer"),

@@ -10,6 +10,17 @@ from trainledger.units import format_bytes
 
 Answer = Mapping[str, Any]
 
+ORDINARY: dict[str, tuple[str, ...]] = {
+    "compile": ("", "off"),
+    "loss": ("", "eager", "vocab-parallel", "sharded"),
+    "attention": ("flash",),
+    "schedule": ("1f1b",),
+    "cp_comm": ("",),
+    "routing": ("", "balanced"),
+    "allocator": ("", "default"),
+}
+"""Words of a plan -> those that need not be said: what an engine that has the choice does by itself."""
+
 HIDDEN_NOTES = ("model-as-read",)
 """Said by `model`, and repeated nowhere but in the JSON; of a user's own config they are config-as-read, and shown."""
 
@@ -111,6 +122,27 @@ def batch(plan: Answer) -> str:
     count = plan["num_microbatches"]
     each = "one micro-batch" if count == 1 else f"{count} micro-batches"
     return f"gbs {plan['mbs'] * plan['dp'] * count} (assumed: {each} a rank)"
+
+
+def ways(plan: Answer) -> str:
+    """What of a plan is no degree: what is recomputed, and how it is run where that is not the ordinary way.
+
+    >>> plan = {"recompute": "selective", "recompute_parts": ["mlp"], "recompute_layers": 0, "compile": "on"}
+    >>> plain = {"loss": "eager", "loss_chunks": 0, "allocator": "expandable", "routing": "", "offload": []}
+    >>> ways({**plan, **plain, "attention": "flash", "schedule": "1f1b", "cp_comm": ""})
+    'recompute selective (mlp), compile on, allocator expandable'
+    """
+    again = f"recompute {plan['recompute']}"
+    if plan["recompute_parts"]:
+        again += f" ({', '.join(plan['recompute_parts'])})"
+    if plan["recompute_layers"]:
+        again += f" of the first {plan['recompute_layers']} layers of each virtual stage"
+    said = [f"{name} {plan[name]}" for name, ordinary in ORDINARY.items() if plan[name] not in ordinary]
+    if plan["loss_chunks"]:
+        said.append(f"loss-chunks {plan['loss_chunks']}")
+    if plan["offload"]:
+        said.append(f"offload {', '.join(plan['offload'])}")
+    return ", ".join((again, *said)).replace("cp_comm", "cp-comm")
 
 
 def assumed(answer: Answer) -> Document:

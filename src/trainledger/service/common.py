@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from trainledger.arrays import ints
 from trainledger.errors import UsageError
+from trainledger.facts.model import routed
 from trainledger.facts.workload import DEFAULT_SEQ, LORA_DEFAULT_TARGETS, Workload
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.limits import check_countable, check_degrees, check_microbatches, check_workload
@@ -47,7 +48,12 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Degrees(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan's integers and words, as the answers repeat them."""
+    """A plan's integers and words, as the answers repeat them, with the engine's own where nothing was said.
+
+    recompute_parts    of a block, under selective recomputation; recompute_layers: of a virtual stage, 0 all
+    compile, loss, allocator, routing, cp_comm   "" where the engine, or the plan, has no such thing
+    loss_chunks        0 where the loss is not in chunks
+    """
 
     gpus: int
     tp: int
@@ -73,6 +79,14 @@ class Degrees(msgspec.Struct, frozen=True, kw_only=True):
     attention: str
     engine: str
     framework_version: str
+    recompute_parts: tuple[str, ...]
+    recompute_layers: int
+    compile: str
+    loss: str
+    loss_chunks: int
+    allocator: str
+    routing: str
+    cp_comm: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +164,24 @@ class Run:
             engine=scenario.engine,
             framework_version=self.setting.profile.framework_version,
             **given,
+            **self._ways(),
         )
+
+    def _ways(self) -> dict[str, Any]:
+        """How the run is run, by what was said or else by what the engine does."""
+        setting, columns = self.setting, self.columns
+        scenario, memory = setting.scenario, setting.profile.memory
+        loss = setting.loss_of(cut=columns["tp"] > 1)
+        return {
+            "recompute_parts": setting.recomputed_parts if scenario.recompute == "selective" else (),
+            "recompute_layers": scenario.recompute_layers,
+            "compile": ("on" if setting.compiled else "off") if memory.compile else "",
+            "loss": loss,
+            "loss_chunks": setting.loss_chunks if loss == "chunked" else 0,
+            "allocator": setting.allocator(self.gpus) if memory.device else "",
+            "routing": (scenario.routing or "balanced") if routed(setting.model) else "",
+            "cp_comm": setting.cp_comm if columns["cp"] > 1 else "",
+        }
 
 
 def resolve(request: RunRequest, *, model: Model | None = None) -> Run:
