@@ -85,13 +85,15 @@ class Inventory:
                 later[index, :rows, :blocks, blocks] = table.counts[:, self.table.at.mtp, np.newaxis]
         return earlier[inverse], later[inverse]
 
-    def recomputed(self, plans: Plans) -> IntArray:
+    def recomputed(self, plans: Plans, counts: IntArray | None = None) -> IntArray:
         """[plans, rows, kinds]: layers of each kind that run forward again, in the order of `layers`.
 
         A multi-token-prediction depth is none of the first so many of a chunk, and runs again all the same.
+        counts: [plans, rows, slots] where stages other than the distinct ones are asked about, a rank's own for one.
         """
         setting = self.setting
-        layers = self.stage_counts(plans)[0][:, :, [slot for slot, _ in self.layers]]
+        held = self.stage_counts(plans)[0] if counts is None else counts
+        layers = held[:, :, [slot for slot, _ in self.layers]]
         if setting.recomputed_every > 1:
             return layers // setting.recomputed_every
         if setting.scenario.recompute != "full":

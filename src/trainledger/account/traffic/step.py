@@ -27,7 +27,7 @@ class Step:
         self.batches = own.plans.num_microbatches[:, None]
         self.layers = [block for _, block in inventory.layers]
         self.blocks = own.counts[:, :, [slot for slot, _ in inventory.layers]]
-        self.again = inventory.recomputed(own.plans)
+        self.again = inventory.recomputed(own.plans, own.counts)
         self.losses = inventory.losses(own.counts)
         at = own.table.at
         self.first = (own.counts[:, :, at.embedding] > 0).astype(np.int64)
