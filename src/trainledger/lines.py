@@ -22,7 +22,10 @@ the optimizer steps. An engine's profile knows the inside of that step as well."
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry: `amount` in `unit`, how sure it is (`basis`), and where it comes from."""
+    """One entry: `amount` in `unit`, how sure it is (`basis`), and where it comes from.
+
+    at_peak   of a held line: the card holds it where the rank holds most
+    """
 
     id: str
     amount: int | float
@@ -31,6 +34,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     formula: str = ""
     cites: tuple[str, ...] = ()
     pp_stage: int = 0
+    at_peak: bool = False
 
 
 def line_id(kind: str, category: str, what: str, group: str = "") -> str:

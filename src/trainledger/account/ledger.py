@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import msgspec
 import numpy as np
 
-from trainledger.account.memory import StageMemory, alive_at, beside, stage_memory
+from trainledger.account.held import beside_lines, peak_lines, state_lines
+from trainledger.account.memory import StageMemory, stage_memory
 from trainledger.account.peak import Peak, peak_of
 from trainledger.account.shares import Shares, shares
-from trainledger.account.states import buffer_bytes, on_host, standing, tensor_bytes
 from trainledger.account.traffic import all_traffic
 from trainledger.account.traffic.collectives import Collective
-from trainledger.inventory.buffers import Buffer
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import Line, line_id
 from trainledger.plans.plan import Plans
-from trainledger.profiles.profile import INSTANTS, Instant
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +57,13 @@ class Entry:
     @cached_property
     def lines(self) -> tuple[Line, ...]:
         """Every line held and moved."""
-        held = _held_lines(self.inventory, self.own, self.where)
-        moved = _moved_lines(self.traffic, self.where, self.own)
-        return (*held, *_other_lines(self.inventory, self), *moved)
+        plans = self.own.plans
+        return (
+            *state_lines(self.inventory, self.own, self.where, self.peak.instant),
+            *peak_lines(self.inventory, plans, self.stages),
+            *beside_lines(self.inventory, plans, self.peak.pp_stage),
+            *_moved_lines(self.traffic, self.where, self.own),
+        )
 
 
 def entry(inventory: Inventory, plans: Plans) -> Entry:
@@ -90,91 +92,6 @@ def _moved(call: Collective, where: int) -> Moved:
         wire_bytes=round(float(call.wire_bytes()[0, where])),
         cites=(call.cite,) if call.cite else (),
     )
-
-
-def _held_lines(inventory: Inventory, own: Shares, where: int) -> list[Line]:
-    """One line per tensor where an engine keeps tensors apart, else one per buffer; those of 0 B are left out."""
-    lines: list[Line] = []
-    moves = inventory.setting.offload_moves
-    stage = int(own.pp_stage[0, where])
-    for buffer in inventory.buffers:
-        if not standing(own, buffer)[1]:
-            continue
-        row = buffer.row
-        group = "host" if on_host(buffer, moves) else ""
-        formula = _formula(own, buffer)
-        cites = (row.cite,) if row.cite else ()
-        for what, amount in _amounts(own, buffer, where):
-            if amount:
-                lines.append(
-                    Line(
-                        id=line_id("held", row.category, what, group),
-                        amount=amount,
-                        unit="B",
-                        basis=row.basis,
-                        formula=formula,
-                        cites=cites,
-                        pp_stage=stage,
-                    )
-                )
-    return lines
-
-
-def _amounts(own: Shares, buffer: Buffer, where: int) -> list[tuple[str, int]]:
-    """(what, bytes) of each line of a buffer."""
-    row = buffer.row
-    if not buffer.per_tensor:
-        return [(buffer.what, int(buffer_bytes(own, buffer)[0, where]))]
-    amounts = tensor_bytes(own, buffer)[0] * own.held[0, where] * (row.copies * buffer.copies)
-    suffix = "" if row.what == buffer.what == row.category else f":{buffer.what}"
-    return [(name + suffix, amount) for name, amount in zip(own.table.names, amounts.tolist(), strict=True)]
-
-
-def _formula(own: Shares, buffer: Buffer) -> str:
-    row, over = buffer.row, ""
-    if int(own.plans.zero_stage[0]) >= row.sharded_from:
-        dense, expert = int(own.dense[0]), int(own.expert[0])
-        over = f" over {dense}"
-        if expert != dense and bool((buffer.mask & own.table.expert).any()):
-            over += f", experts over {expert}"
-    kept = row.accumulates and int(own.plans.num_microbatches[0]) > 1
-    return f"{buffer.dtype}, cut {row.cut}{over}; alive at {_instants(row.alive, kept)}"
-
-
-@lru_cache(maxsize=32)
-def _instants(alive: tuple[Instant, ...], accumulates: bool) -> str:
-    return ",".join(i for i in INSTANTS if i in alive or (accumulates and i == "loss"))
-
-
-def _other_lines(inventory: Inventory, entry: Entry) -> list[Line]:
-    """What is alive beside states at the highest place: activations, what passes, scratch; and beside the allocator."""
-    stages, peak = entry.stages, entry.peak
-    place, row = stages.where()
-    lines = [
-        Line(
-            id=line_id("held", alive.category, alive.name),
-            amount=alive.amount,
-            unit="B",
-            basis="calibrated" if alive.kind == "workspace" else "modelled",
-            formula=f"{alive.kind} alive at the {peak.place}",
-            pp_stage=peak.pp_stage,
-        )
-        for alive in alive_at(stages, place, row)
-        if alive.kind != "states"
-    ]
-    lines += [
-        Line(
-            id=line_id("held", "beside", found.what),
-            amount=found.amount,
-            unit="B",
-            basis=found.basis,
-            formula=f"outside PyTorch's allocator; between {found.lower} and {found.upper} B",
-            cites=(found.cite,),
-            pp_stage=peak.pp_stage,
-        )
-        for found in beside(inventory, entry.own.plans)
-    ]
-    return lines
 
 
 def _moved_lines(moved: tuple[Moved, ...], where: int, own: Shares) -> list[Line]:

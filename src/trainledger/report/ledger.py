@@ -67,7 +67,10 @@ def _ledger(answer: Answer) -> Document:
         BLANK,
         *_outside(answer),
         *_traffic(answer),
-        Text(f"largest of {len(answer['lines'])} lines (--json has all, --explain LINE tells one)", "heading"),
+        Text(
+            f"largest of {len(answer['lines'])} lines, held at the peak or moved (--json: all, --explain: one)",
+            "heading",
+        ),
         _largest(answer),
         *notes(answer),
     ]
@@ -211,7 +214,9 @@ def _traffic(answer: Answer) -> Document:
 
 
 def _largest(answer: Answer) -> Table:
-    lines = sorted(answer["lines"], key=lambda line: -line["amount"])[:LARGEST]
+    """The largest of what is held at the peak and what is moved: what is held at other times is not beside it."""
+    lines = [line for line in answer["lines"] if line["at_peak"] or not line["id"].startswith("held/")]
+    lines = sorted(lines, key=lambda line: -line["amount"])[:LARGEST]
     return table([left("line"), Column("bytes"), left("basis")], [[*_amount(line), line["basis"]] for line in lines])
 
 

@@ -16,10 +16,11 @@ from trainledger.units import parse_quantity
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the device meter that no tensor is."""
+    """A line of the device meter that no tensor is; formula: how its amount comes about."""
 
     what: str
     amount: int
+    formula: str
     lower: int
     upper: int
     basis: Basis
@@ -64,6 +65,7 @@ def beside(inventory: Inventory, plans: Plans, plan: int = 0) -> tuple[Beside, .
         Beside(
             what="context",
             amount=_bytes(context.estimate),
+            formula=f"one process, with the kernels of its libraries; measured from {context.lower} to {context.upper}",
             lower=_bytes(context.lower),
             upper=_bytes(context.upper),
             basis=context.basis,
@@ -72,6 +74,7 @@ def beside(inventory: Inventory, plans: Plans, plan: int = 0) -> tuple[Beside, .
         Beside(
             what=f"communicators: {groups or 'none'}",
             amount=total,
+            formula=_opened_words(each, [int(ranks[0]) for ranks in opened.values() if ranks[0] > 1]),
             lower=total,
             upper=total,
             basis=each.basis,
@@ -126,6 +129,25 @@ def _opened_bytes(each: _Communicator, opened: dict[str, IntArray]) -> IntArray:
         world = opened["world"]
         total = total + (world > 1) * (_bytes(each.first) - np.where(world == 2, two, more))
     return total
+
+
+def _opened_words(each: _Communicator, ranks: list[int]) -> str:
+    """How many communicators of which size, those of these many ranks; the world comes first.
+
+    >>> _opened_words(_Communicator("544 MiB", "688 MiB", "calibrated", "nccl-964"), [8, 8, 2])
+    '2 communicators of 688 MiB, 1 between two ranks of 544 MiB'
+    """
+    found: list[str] = []
+    if each.first and ranks:
+        found, ranks = [f"the first communicator of {each.first}"], ranks[1:]
+    pairs = 0 if each.two == each.more else ranks.count(2)
+    if wide := len(ranks) - pairs:
+        found.append(
+            f"{wide} {'more' if each.first else 'communicators' if wide > 1 else 'communicator'} of {each.more}"
+        )
+    if pairs:
+        found.append(f"{pairs} between two ranks of {each.two}")
+    return ", ".join(found) or "one rank opens none"
 
 
 @lru_cache(maxsize=8)

@@ -34,6 +34,9 @@ NEVER = 4
 class FlatGroups(Passing):
     """Nothing passes before the last backward is over; then one thing after the other does."""
 
+    holds = "copies of flat gradients that the optimizer makes, the largest of them at once"
+    cites = ("deepspeed-z1-2022", "deepspeed-bf16-2022")
+
     def end(self) -> IntArray:
         """The most of it."""
         return np.maximum.reduce([sum(together, self.none) for together in self.requests])

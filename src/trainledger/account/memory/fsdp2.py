@@ -23,6 +23,8 @@ class Fsdp2(UnitSizes):
     """Bytes [plans, rows] of what passes."""
 
     overlaps = True
+    holds = "units gathered now and next, gradients of a unit and the input of its reduction"
+    cites = ("fsdp2-units",)
 
     @cached_property
     def _drops(self) -> IntArray:

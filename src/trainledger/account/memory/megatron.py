@@ -28,6 +28,9 @@ STREAM_WORKSPACE_BYTES = 32 * 2**20
 class GroupedWorkspaces(Passing):
     """The same at every place of the step: workspaces of routed experts' products."""
 
+    holds = "workspaces of routed experts' products, one for each stream"
+    cites = ("te",)
+
     def at(self, part: Part, slot: int, first: bool) -> IntArray:
         """Bytes [plans, rows]."""
         del part, slot, first
@@ -49,6 +52,9 @@ class GroupedWorkspaces(Passing):
 
 class DummyGradients(GroupedWorkspaces):
     """Those, and a tensor for each shape of a matrix."""
+
+    holds = "a dummy gradient for each shape of a matrix, and workspaces of routed experts' products"
+    cites = ("te-dummy",)
 
     @cached_property
     def kept(self) -> IntArray:

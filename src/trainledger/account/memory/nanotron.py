@@ -20,6 +20,9 @@ from trainledger.dtypes import bytes_of
 class WaitingGradients(Passing):
     """As each layer runs backward its gradients join those that wait; a running layer's own are on its tape."""
 
+    holds = "gradients of a micro-batch that wait to be added up, and tables of rotation"
+    cites = ("nanotron",)
+
     def at(self, part: Part, slot: int, first: bool) -> IntArray:
         """Bytes [plans, rows]."""
         return super().at(part, slot, first) + self.tables

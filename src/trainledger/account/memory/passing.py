@@ -5,7 +5,7 @@ An engine that keeps nothing of the kind answers zero everywhere. All answers ar
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -22,9 +22,13 @@ class Passing:
     """Nothing passes: the base of the engines that differ. A slot is a place of inventory/slots.py.
 
     overlaps   what one layer hands over lies beside the next one that runs backward
+    holds      what passes, in words
+    cites      the keys of data/references.toml that say so
     """
 
     overlaps: bool = False
+    holds: ClassVar[str] = "nothing"
+    cites: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, inventory: Inventory, own: Shares) -> None:
         self.inventory = inventory

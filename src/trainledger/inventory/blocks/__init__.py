@@ -23,6 +23,17 @@ MANNERS: dict[str, Callable[[Inventory, Sizes], Parts]] = {
     "titan": titan.parts,
 }
 
+SOURCES: dict[str, tuple[str, ...]] = {
+    "plain": ("korthikanti",),
+    "megatron": ("megatron", "te"),
+    "megatron before dummies": ("megatron", "te"),
+    "megatron native": ("megatron", "zero-bubble-fork"),
+    "megatron deepspeed": ("megatron-deepspeed",),
+    "nanotron": ("nanotron",),
+    "titan": ("torchtitan", "torch"),
+}
+"""Where the operations of a manner were read: keys of data/references.toml."""
+
 UNLIKE: dict[str, Callable[[Plans], NDArray[np.bool_]]] = {"nanotron": nanotron.unlike, "titan": titan.unlike}
 """[plans, n] of a manner: what plans must agree in to run the same operations; of manners not named here, nothing."""
 
