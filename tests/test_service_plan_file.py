@@ -153,7 +153,7 @@ def test_a_plan_file_serves_every_verb_that_takes_a_model(plan: Path) -> None:
         ("dp_shard = 1", 1, ("'dp_shard'", "dp-shard")),
         ('gpus = "many"', 1, ("gpus is 'many'", "expected `int`, got `str`")),
         ("gpus = 8.5", 1, ("gpus is 8.5", "expected `int`")),
-        ('recompute = "some"', 1, ("recompute is 'some'", "none or full")),
+        ('recompute = "some"', 1, ("--recompute some is not", "none, full")),
         ("offload = ['cpu']", 1, ("offload is ['cpu']", "optimizer or parameters")),
         ("pp-layout = [1, 'x']", 1, ("pp-layout is [1, 'x']", "expected `int`")),
         ("offload = 'cpu'", 1, ("plan.toml: offload: 'cpu' is not one of optimizer, parameters, none",)),

@@ -9,18 +9,25 @@ from trainledger.profiles import engine_names, load_profile, releases
 from trainledger.rules.rule import Rule
 
 WORDS = ("none", "full", "selective")
-"""What --recompute may say of any engine; some recompute every N-th layer alone."""
+"""What --recompute may say; of the last each engine says itself whether it has it, and of every N-th layer."""
+
+
+HALF = "blocks of attention or a network alone"
+"""What only stacks of state-space models are made of: an engine that lacks the one has no code for the other."""
 
 
 def _lacking(setting: Setting) -> list[str]:
     """What some block of the model has and the engine lacks."""
-    blocks = setting.model.blocks
+    blocks, lacks = setting.model.blocks, setting.profile.lacks
     has = {
         "experts": any(block.moe is not None for block in blocks),
         "latent attention": any(block.attention is not None and block.attention.kind == "mla" for block in blocks),
         "state-space mixers": any(block.ssm is not None for block in blocks),
     }
-    return [part for part in setting.profile.lacks if has[part]]
+    found = [part for part in lacks if has[part]]
+    half = any(block.attention is None or (block.mlp is None and block.moe is None) for block in blocks)
+    alone = half and not setting.model.params_only and "state-space mixers" in lacks and not has["state-space mixers"]
+    return [*found, HALF] if alone else found
 
 
 def _model_sentence(setting: Setting, row: dict[str, int]) -> str:
@@ -80,9 +87,12 @@ def _recompute_sentence(setting: Setting, row: dict[str, int]) -> str:
         for name in engine_names()
         if (profile := next((one for one in releases(name) if one.memory.recompute_every), None)) is not None
     )
+    memory = setting.profile.memory
+    words = [word for word in WORDS if word != "selective" or memory.recomputes]
+    every = "every-2 and so on" + ("" if memory.recompute_every else f" with {have}")
     return (
-        f"--recompute {setting.scenario.recompute} is not something {setting.profile.name} does; use one of "
-        f"{', '.join(WORDS)}, or every-2 and so on with {have}"
+        f"--recompute {setting.scenario.recompute} is not something {setting.profile.name} does; use "
+        f"{', '.join(words)}, or {every}"
     )
 
 
