@@ -140,7 +140,12 @@ def test_by_size(figures: ModuleType, page: str) -> None:
     assert data[3] / data[1] == pytest.approx(1.5 * 16)
     said = section(page, "Which parallelism for which size")
     assert "runs --zero 0 and 1 only" in said
-    assert "| llama-2-7b | 8 | 110.2 | **39.5** | **27.7** | **15.9** |" in said
+    # 6,738,415,616 parameters; 32 inputs of blocks, the input of the output layer, and 32,000 logits in bf16 and fp32
+    params, activations = 6_738_415_616, 4096 * (33 * 2 * 4096 + 32_000 * (2 + 4))
+    per_card = [params * (16 - divided) + params * divided // 8 + activations for divided in (0, 12, 14, 16)]
+    assert [seven[8, stage] for stage in range(4)] == per_card
+    plain, *divided = (f"{amount / 1e9:.1f}" for amount in per_card)
+    assert f"| llama-2-7b | 8 | {plain} | {' | '.join(f'**{amount}**' for amount in divided)} |" in said
 
 
 def test_copied_function(page: str) -> None:
