@@ -51,7 +51,22 @@ def test_a_number_stands_for_the_day_of_its_release(release: str, read: str) -> 
 
 @pytest.mark.parametrize(
     ("engine", "release"),
-    [("torchtitan", "2023-12"), ("torchtitan", "0.0.1"), ("torchtitan", "main"), ("deepspeed-estimator", "2025-01")],
+    [
+        ("torchtitan", "2023-12"),
+        ("torchtitan", "0.0.1"),
+        ("torchtitan", "main"),
+        ("deepspeed-estimator", "2025-01"),
+        # no calendar has these
+        ("torchtitan", "2025-13"),
+        ("torchtitan", "2025-00"),
+        ("torchtitan", "2026-02-30"),
+        ("torchtitan", "2025-06-31"),
+        ("torchtitan", "2025-06-00"),
+        ("torchtitan", "0000-06-01"),
+        ("megatron", "9" * 5000),
+        # digits of another script
+        ("torchtitan", "\u0662\u0660\u0662\u0665-06-01"),
+    ],
 )
 def test_what_no_file_covers_is_refused_with_what_is_known(engine: str, release: str) -> None:
     with pytest.raises(BadInput, match=release) as said:

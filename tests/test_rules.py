@@ -14,7 +14,6 @@ from trainledger.errors import Refused
 from trainledger.facts.by_hand import model_from_count
 from trainledger.facts.cluster import find_accelerator, find_cluster
 from trainledger.facts.model import Model
-from trainledger.facts.model_load import load_model
 from trainledger.facts.workload import Workload
 from trainledger.plans.plan import Plans, Scenario, make_plans
 from trainledger.plans.setting import Setting, make_setting
@@ -398,23 +397,3 @@ def test_the_planner_rejects_refusals_and_warnings_alone() -> None:
     assert isinstance(
         violations(PLANNER, setting_of(dense()), make_plans({"tp": 3}))["heads-divisible-by-tp"], np.ndarray
     )
-
-
-@pytest.mark.parametrize("pattern", ["*", "-", "M"])
-@pytest.mark.parametrize(
-    ("engine", "release"), [("nanotron", ""), ("megatron-deepspeed", ""), ("megatron", "zero-bubble")]
-)
-def test_a_stack_of_single_parts_is_of_no_engine_without_state_spaces(engine: str, release: str, pattern: str) -> None:
-    overrides = {"hybrid_override_pattern": pattern, "num_hidden_layers": "1"}
-    model = load_model("nemotron-h-56b", overrides=overrides)
-    setting = setting_of(model, engine=engine, framework_version=release)
-    with pytest.raises(Refused, match=r"^\[engine-model\] nemotron-h-56b has (blocks of attention|state-space)"):
-        require(REFUSALS, setting, make_plans({"zero_stage": min(setting.profile.zero_stages)}))
-
-
-@pytest.mark.parametrize("engine", ["paper", "pytorch", "torchtitan", "megatron"])
-def test_an_engine_is_offered_the_recomputation_that_it_has(engine: str) -> None:
-    setting = setting_of(dense(), engine=engine, recompute="some")
-    with pytest.raises(Refused, match=r"^\[engine-recompute\]") as caught:
-        require(REFUSALS, setting, make_plans({"zero_stage": 0}))
-    assert ("selective" in str(caught.value)) == bool(setting.profile.memory.recomputes)

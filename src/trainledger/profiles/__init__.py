@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
+from calendar import monthrange
+from datetime import date
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -36,9 +38,10 @@ PROFILES: dict[str, tuple[str, ...]] = {
 """Files of each engine, newest first; the first is used when no release is given."""
 
 
-DAY = re.compile(r"(?P<year>\d{4})-(?P<month>\d{2})(?:-(?P<day>\d{2}))?")
+DAY = re.compile(r"(?P<year>[0-9]{4})-(?P<month>[0-9]{2})(?:-(?P<day>[0-9]{2}))?")
 """How a release is named by when its source was read."""
-LAST_DAY = 31
+MOST_DIGITS = 9
+"""Of each number of a release."""
 
 
 ALIASES = {
@@ -164,13 +167,27 @@ def covers(profile: Profile, release: str) -> bool:
 
 
 def _is_day(release: str) -> bool:
-    return DAY.fullmatch(release) is not None
+    return bool(_day(release))
+
+
+def _day(release: str) -> tuple[int, ...]:
+    """(2025, 3, 31) for "2025-03-31" and, a month being its end, for "2025-03"; () for what no calendar has."""
+    named = DAY.fullmatch(release)
+    if named is None:
+        return ()
+    year, month = int(named["year"]), int(named["month"])
+    try:
+        last = monthrange(date(year, month, 1).year, month)[1]
+    except ValueError:
+        return ()
+    day = int(named["day"] or last)
+    return (year, month, day) if 1 <= day <= last else ()
 
 
 def _numbers(release: str) -> tuple[int, ...]:
-    """(0, 19, 6) for "0.19.6" and (2025, 3, 31) for "2025-03": a month is its end; () where it is neither."""
-    day = DAY.fullmatch(release)
-    if day is not None:
-        return (int(day["year"]), int(day["month"]), int(day["day"] or LAST_DAY))
+    """(0, 19, 6) for "0.19.6" and (2025, 3, 31) for "2025-03"; () where it is neither."""
+    if DAY.fullmatch(release):
+        return _day(release)
     parts = release.lstrip("v").split(".")
-    return tuple(int(p) for p in parts) if all(p.isascii() and p.isdigit() for p in parts) else ()
+    counts = all(p.isascii() and p.isdigit() and len(p) <= MOST_DIGITS for p in parts)
+    return tuple(map(int, parts)) if counts else ()

@@ -12,6 +12,8 @@ WORDS = ("none", "full", "selective")
 """What --recompute may say; of the last each engine says itself whether it has it, and of every N-th layer."""
 
 
+EVERY_DIGITS = 6
+"""Of the N of every-N: no model has a million layers."""
 HALF = "blocks of attention or a network alone"
 """What only stacks of state-space models are made of: an engine that lacks the one has no code for the other."""
 
@@ -78,7 +80,8 @@ def _recompute(setting: Setting, plans: Plans) -> bool:
     if word in WORDS:
         return False
     every = word.removeprefix(EVERY) if word.startswith(EVERY) else ""
-    return not (every.isascii() and every.isdigit() and int(every) > 1 and setting.profile.memory.recompute_every)
+    counts = every.isascii() and every.isdigit() and len(every) <= EVERY_DIGITS and int(every) > 1
+    return not (counts and setting.profile.memory.recompute_every)
 
 
 def _recompute_sentence(setting: Setting, row: dict[str, int]) -> str:
