@@ -16,8 +16,9 @@ from trainledger.facts.cluster import find_accelerator, find_cluster
 from trainledger.facts.model_load import load_model
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
-from trainledger.plans.plan import Scenario, make_plans
+from trainledger.plans.plan import Plans, Scenario, make_plans
 from trainledger.plans.setting import Setting, make_setting
+from trainledger.search import change as changes
 from trainledger.search.search import PARETO_LIMIT, run_search
 
 
@@ -93,6 +94,27 @@ def test_deepspeed_is_offered_more_tensor_parallelism() -> None:
     change = run_search(setting, gpus=8, fixed=fixed, recomputes=("full",), top=1).smallest_change
     assert change is not None
     assert (change.knob, change.plan["sp"]) == ("tp", 0)
+
+
+def test_many_gpus_are_not_tried_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each asks for a replay of a run; what is found fits, and one GPU less of a rank's does not."""
+    setting = setting_of("llama-3-8b", "rtx-4090", Workload(seq=512), engine="megatron")
+    plans = make_plans({"dp_shard": 2, "zero_stage": 3})
+    asked: list[int] = []
+
+    def counted(inventory: Inventory, one: Plans) -> int:
+        asked.append(int(one.gpus[0]))
+        # as if the allocator kept half a card beside
+        return device_bytes(inventory, one) + (12 << 30)
+
+    monkeypatch.setattr(changes, "device_bytes", counted)
+    found = changes.smallest_change(setting, plans, 2)
+    assert found is not None
+    assert (found.knob, len(asked) < 20) == ("gpus", True)
+    inventory, usable = Inventory(setting), find_accelerator("rtx-4090").usable_bytes
+    gpus = int(found.after)
+    assert counted(inventory, make_plans({"dp_shard": gpus, "zero_stage": 3})) <= usable
+    assert counted(inventory, make_plans({"dp_shard": gpus - 2, "zero_stage": 3})) > usable
 
 
 def test_a_long_front_keeps_both_its_ends() -> None:

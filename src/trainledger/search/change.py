@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -17,6 +19,8 @@ from trainledger.rules import REFUSALS, passing
 
 MOST_GPUS_FACTOR = 1024
 """A plan that needs a thousand times the GPUs is not one change away."""
+MANY = 20
+"""More values than any degree has doublings."""
 SPLITTING = ("tp", "pp", "cp")
 """Axes that cut a rank's part of the model, from the cheapest to the dearest."""
 LEANER = ("adamw-bf16", "adamw-8bit")
@@ -63,7 +67,7 @@ def smallest_change(setting: Setting, plans: Plans, gbs: int) -> Change | None:
         memory = stage_memory(inventory, chosen)
         # what the allocator reserves beside is asked of those alone that fit without it
         likely = np.nonzero((memory.device <= usable) & host_holds(changed, chosen, memory.states))[0].tolist()
-        first = next((row for row in likely if device_bytes(inventory, chosen.take(ints(row))) <= usable), -1)
+        first = _first(likely, partial(_fits, inventory, chosen, usable))
         if first >= 0:
             return Change(
                 knob=knob,
@@ -74,6 +78,27 @@ def smallest_change(setting: Setting, plans: Plans, gbs: int) -> Change | None:
                 recompute=changed.scenario.recompute,
             )
     return None
+
+
+def _fits(inventory: Inventory, plans: Plans, usable: int, row: int) -> bool:
+    """Whether a plan fits with what the allocator reserves, which takes a replay of its run."""
+    return device_bytes(inventory, plans.take(ints(row))) <= usable
+
+
+def _first(rows: list[int], fits: Callable[[int], bool]) -> int:
+    """The first row that fits, -1 where none does; each holds no more than the one before it.
+
+    Where there are many, only GPUs differ: the row is looked for in halves, for each asks for a replay of a run.
+
+    >>> asked = []
+    >>> _first(list(range(1000)), lambda row: not asked.append(row) and row >= 600), len(asked)
+    (600, 11)
+    """
+    if len(rows) <= MANY:
+        return next((row for row in rows if fits(row)), -1)
+    if not fits(rows[-1]):
+        return -1
+    return rows[bisect_left(rows, True, hi=len(rows) - 1, key=fits)]
 
 
 def _changes(setting: Setting, plans: Plans, gbs: int) -> Iterator[tuple[str, str, list[str], Setting, Plans]]:
