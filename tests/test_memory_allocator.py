@@ -288,3 +288,13 @@ def asked_at_most(events: list[Event]) -> int:
 def test_what_all_came_to_can_be_read_by_segment() -> None:
     got = replay([alloc(0, 30), alloc(1, 0.5, stream=2)], expandable=False)
     assert [(s.stream, s.small, s.nbytes // MIB) for s in got.segments] == [(0, False, 30), (2, True, 2)]
+
+
+@BOTH
+def test_as_many_bytes_as_are_counted_anywhere_are_reserved(expandable: bool) -> None:
+    """A tenth of 2**62 bytes ten times over: addresses are no narrower than counts."""
+    whole = (1 << 62) // 10
+    events = [alloc(0, 1), *(("alloc", name, whole, 0) for name in range(1, 11)), free(5), alloc(11, 7), free(3)]
+    got = replay(events, expandable=expandable)
+    assert got.max_reserved >= got.max_allocated >= 10 * whole
+    assert got.max_reserved < 10 * whole + 100 * MIB
