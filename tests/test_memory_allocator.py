@@ -294,7 +294,8 @@ def test_what_all_came_to_can_be_read_by_segment() -> None:
 def test_as_many_bytes_as_are_counted_anywhere_are_reserved(expandable: bool) -> None:
     """A tenth of 2**62 bytes ten times over: addresses are no narrower than counts."""
     whole = (1 << 62) // 10
-    events = [alloc(0, 1), *(("alloc", name, whole, 0) for name in range(1, 11)), free(5), alloc(11, 7), free(3)]
+    large: list[Event] = [("alloc", name, whole, 0) for name in range(1, 11)]
+    events = [alloc(0, 1), *large, free(5), alloc(11, 7), free(3)]
     got = replay(events, expandable=expandable)
     assert got.max_reserved >= got.max_allocated >= 10 * whole
     assert got.max_reserved < 10 * whole + 100 * MIB
