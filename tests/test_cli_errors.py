@@ -21,6 +21,7 @@ CASES: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "twice": (2, ("states", "llama-3-8b", "--tp", "1", "--tp", "2"), ("--tp", "multiple times")),
     "too many words": (2, ("states", "llama-3-8b", "llama-3-70b"), ("llama-3-70b",)),
     "not a choice": (1, ("ledger", "llama-3-8b", "--recompute", "some"), ("--recompute some", "none, full")),
+    "no unit": (1, ("ledger", "gpt2", "--gpu", "h100", "--reserve", "4GiB"), ("--reserve '4GiB'", "KiB", "or 0")),
     "unknown model": (1, ("states", "llama-3-80b"), ("'llama-3-80b'", "nearest", "llama-3-8b")),
     "unknown engine": (1, ("states", "llama-3-8b", "--engine", "megatorn"), ("'megatorn'", "megatron")),
     "unknown card": (1, ("states", "llama-3-8b", "--gpu", "h1000"), ("'h1000'", "h100")),

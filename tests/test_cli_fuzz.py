@@ -74,7 +74,8 @@ def test_a_number_beyond_any_count_is_refused_by_its_name(name: str, number: int
     assert f"--{name} is {number}: it must lie between" in done.err
 
 
-def test_a_reserve_that_leaves_nothing_of_the_card_is_refused() -> None:
+def test_a_reserve_leaves_something_of_the_card_and_may_be_0() -> None:
+    assert run("ledger", "gpt2", "--gpu", "h100", "--reserve", "0").code == 0
     for size in ("80 GiB", "999999999999999999 PB"):
         done = run("ledger", "llama-3-8b", "--gpu", "h100", "--reserve", size)
         assert (done.code, "--reserve is" in done.err, "keep less" in done.err) == (1, True, True)

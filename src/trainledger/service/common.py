@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from trainledger.arrays import ints
-from trainledger.errors import UsageError
+from trainledger.errors import BadInput, UsageError
 from trainledger.facts.model import routed
 from trainledger.facts.workload import DEFAULT_SEQ, LORA_DEFAULT_TARGETS, Workload
 from trainledger.inventory.inventory import Inventory
@@ -226,9 +226,12 @@ def prepared(request: PlanRequest, *, model: Model | None = None) -> tuple[Run, 
 
 
 def _reserve(request: RunRequest) -> int:
-    if request.reserve is None:
+    if request.reserve is None or request.reserve == "0":
         return 0
-    return int(parse_quantity(request.reserve, "byte"))
+    try:
+        return int(parse_quantity(request.reserve, "byte"))
+    except BadInput as error:
+        raise BadInput(f"--reserve {error}, such as 4 GiB, or 0") from None
 
 
 def place(request: RunRequest) -> tuple[Accelerator | None, Cluster | None]:
