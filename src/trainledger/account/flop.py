@@ -1,11 +1,11 @@
 """Arithmetic of one optimizer step on one rank of each pipeline stage: FLOP by kind of operation.
 
 A multiply-add is two FLOP. A matrix is multiplied three times per token: forward, for the gradient of its input (the
-embedding is trained, so the first block's input has one too), for its own gradient; a block that is recomputed, four
-times. Attention counts every pair of a query and a key that its kernels are called with, whether the causal mask hides
-it or not: two products forward and five backward, which forms the scores again. Norms, activations, routing and the
-loss are not counted. This is what torch.utils.flop_counter counts. [torch: utils/flop_counter.py, sdpa_flop_count,
-sdpa_backward_flop_count]
+embedding is trained, so the first block's input has one too), for its own gradient; one that runs forward again, with
+its block or by itself (account/again.py), four times. Attention counts every pair of a query and a key that its kernels
+are called with, whether the causal mask hides it or not: two products forward and five backward, which forms the scores
+again. Norms, activations, routing and the loss are not counted. This is what torch.utils.flop_counter counts. [torch:
+utils/flop_counter.py, sdpa_flop_count, sdpa_backward_flop_count]
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import dataclasses
 
 import numpy as np
 
+from trainledger.account.again import attention_again, matrices_again, spared_matrix
 from trainledger.account.shares import Shares, shares
 from trainledger.account.traffic.step import Step
 from trainledger.arrays import FloatArray, IntArray, ceil_div
 from trainledger.errors import BadInput
-from trainledger.facts.model import Attention, Block
+from trainledger.facts.model import Attention
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tensors import BoolArray
 from trainledger.plans.plan import Plans
@@ -97,7 +98,8 @@ def _dense(step: _Pass) -> IntArray:
     inside = (table.slots != table.at.embedding) & (table.slots != table.at.final)
     forward = own.total_few(elements * met) + _borrowed_heads(step, elements)
     trained = own.total_few(elements * (met & table.trainable)) + _borrowed_heads(step, elements)
-    return 2 * forward + trained + step.repeated.total_few(elements * (met & inside & ~_spared(step)))
+    again = step.repeated.total_few(elements * (met & inside & ~_spared(step)))
+    return 2 * forward + trained + again + own.total_few(elements * (met & _selected(step)))
 
 
 def _borrowed_heads(step: _Pass, elements: IntArray) -> IntArray:
@@ -115,7 +117,8 @@ def _borrowed_heads(step: _Pass, elements: IntArray) -> IntArray:
 def _routed(step: _Pass) -> IntArray:
     """[plans, rows]: multiply-adds per token and micro-batch with matrices of routed experts, of which it visits top_k.
 
-    A recomputed block runs all of them again: what experts give is kept for the gradient of the router's weights.
+    A block that is recomputed whole runs all of them again: what experts give is kept for the gradient of the router's
+    weights.
     """
     own, table = step.own, step.own.table
     visits = np.zeros(len(table.names), dtype=np.int64)
@@ -125,7 +128,18 @@ def _routed(step: _Pass) -> IntArray:
     met = table.multiplied & table.expert
     forward = own.total_few(own.few.numel * visits * met)
     trained = own.total_few(own.few.numel * visits * (met & table.trainable))
-    return 2 * forward + step.repeated.total_few(own.few.numel * visits * met) + trained
+    again = step.repeated.total_few(own.few.numel * visits * met)
+    return 2 * forward + again + own.total_few(own.few.numel * visits * (met & _selected(step))) + trained
+
+
+def _selected(step: _Pass) -> BoolArray:
+    """[T]: matrices that selective recomputation multiplies again."""
+    table = step.own.table
+    chosen = np.zeros(len(table.names), dtype=bool)
+    for slot, block in step.kinds:
+        names = tuple(f".{name.replace('{e}', '*')}" for name in matrices_again(step.setting, block))
+        chosen |= (table.slots == slot) & np.array([own.endswith(names) for own in table.names])
+    return chosen
 
 
 def _spared(step: _Pass) -> BoolArray:
@@ -139,23 +153,6 @@ def _spared(step: _Pass) -> BoolArray:
         if name:
             spared |= (table.slots == slot) & np.array([own.endswith(name) for own in table.names])
     return spared
-
-
-def spared_matrix(block: Block) -> str:
-    """The last matrix of a block, where nothing after it is kept for the backward; "" where something is.
-
-    A checkpoint that stops early ends with the last tensor that the backward asks for. A matrix product keeps its
-    input, so the last one does not run again, unless what follows keeps its result. Routed experts come before the
-    shared network, and what they give is kept. [torch: utils/checkpoint.py, set_checkpoint_early_stop]
-
-    >>> from trainledger.facts.model_load import load_model
-    >>> [spared_matrix(load_model(name).blocks[-1]) for name in ("llama-3-8b", "mixtral-8x7b", "deepseek-v3")]
-    ['mlp.down_proj.weight', '', 'mlp.shared_experts.down_proj.weight']
-    """
-    if block.keeps_end or (block.moe is not None and not block.moe.shared_intermediate):
-        return ""
-    role = "shared_expert" if block.moe is not None else "mlp" if block.mlp is not None else "attention"
-    return [tensor.name for tensor in block.tensors if tensor.linear and tensor.role == role][-1]
 
 
 def _attention(step: _Pass, *, plain: bool = False) -> tuple[IntArray, IntArray]:
@@ -174,7 +171,8 @@ def _attention(step: _Pass, *, plain: bool = False) -> tuple[IntArray, IntArray]
             continue
         key, value = head_dims(attention)
         met = (pairs * ceil_div(attention.heads, plans.tp))[:, None]
-        each, again = step.blocks[:, :, index] * met, step.again[:, :, index] * met
+        each = step.blocks[:, :, index] * met
+        again = step.also(attention_again(setting))[:, :, index] * met
         forward = forward + (each + again) * 2 * (key + value)
         backward = backward + each * 2 * (2 * (key + value) if plain else 3 * key + 2 * value)
     return forward, backward

@@ -108,6 +108,13 @@ class Setting:
         return self.scenario.loss or self.profile.memory.loss
 
     @property
+    def attention_kernel(self) -> str:
+        """Which kernel attends: cuDNN's from a compute capability on, where a release says so, else flash attention."""
+        card, least = self.accelerator, self.profile.memory.cudnn_from
+        newer = card is not None and bool(least) and card.capability >= tuple(map(int, least.split(".")))
+        return "cudnn" if newer else "flash"
+
+    @property
     def cp_comm(self) -> str:
         """How context parallelism exchanges: as the scenario says, or the engine's default."""
         return self.scenario.cp_comm or self.profile.traffic.cp_comm

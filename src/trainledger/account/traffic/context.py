@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from trainledger.account.again import context_again
 from trainledger.account.traffic.collectives import Collective, summed
 from trainledger.account.traffic.step import Step
 from trainledger.arrays import IntArray, ceil_div
@@ -32,7 +33,7 @@ def context_traffic(step: Step) -> Iterator[Collective]:
         return
     kind, dtype = step.setting.cp_comm, step.dtype
     once = _attention_bytes(step, step.blocks)
-    forward = once + _attention_bytes(step, step.again)
+    forward = once + _attention_bytes(step, step.also(context_again(step.setting)))
     if kind == "ring":
         hops = (cp - 1)[:, None]
         back = cp[:, None] * once.calls

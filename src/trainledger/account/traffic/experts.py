@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainledger.account.traffic.collectives import Collective, summed
+from trainledger.account.again import experts_again
+from trainledger.account.traffic.collectives import Collective, Op, summed
 from trainledger.account.traffic.step import Step
 from trainledger.arrays import IntArray, ceil_div, ints
 from trainledger.dtypes import bytes_of
@@ -19,21 +20,24 @@ def expert_traffic(step: Step) -> Iterator[Collective]:
     Where ranks first exchange how many tokens go where, the calls are told apart by direction: what a rank sends to
     experts, or gets back from them, is all its tokens; what its own experts get and give back, the routing decides.
     """
-    once, again = _routed(step, step.blocks), _routed(step, step.again)
+    once = _routed(step, step.blocks)
     if not once.calls.any():
         return
     if step.rules.counts_tokens:
-        yield from _counted(step, once, again)
+        yield from _counted(step, once, _again(step, "all_to_all"))
         return
     ep, etp = step.plans.ep, step.plans.etp
     if step.rules.experts_in_region:
         etp = np.where(ep == 1, 1, etp)
     what, cite = "routed tokens", "megatron-moe"
+    within: tuple[Op, ...] = ("all_gather", "reduce_scatter")
+    again = _again(step, "all_to_all")
     calls, size = 2 * once.calls + again.calls, 2 * once.tokens + again.tokens
     yield summed("all_to_all", "ep", what, step.dtype, ep, 2 * calls, 2 * size, cite)
-    gathered = size * etp[:, None]
-    yield summed("all_gather", "etp", what, step.dtype, etp, calls, gathered, cite)
-    yield summed("reduce_scatter", "etp", what, step.dtype, etp, calls, gathered, cite)
+    for op in within:
+        again = _again(step, op)
+        calls, size = 2 * once.calls + again.calls, 2 * once.tokens + again.tokens
+        yield summed(op, "etp", what, step.dtype, etp, calls, size * etp[:, None], cite)
 
 
 class _Routed(NamedTuple):
@@ -42,6 +46,11 @@ class _Routed(NamedTuple):
     calls: IntArray
     tokens: IntArray
     counts: IntArray
+
+
+def _again(step: Step, exchange: Op) -> _Routed:
+    """The pass of the layers that do this exchange again."""
+    return _routed(step, step.also(experts_again(step.setting, exchange)))
 
 
 def _routed(step: Step, blocks: IntArray) -> _Routed:

@@ -37,10 +37,6 @@ class Step:
         """[plans, 1]: bytes of X."""
         return bytes_of(self.tokens * self.model.hidden_size, self.dtype)[:, None]
 
-    def per_block(self, times: list[int]) -> IntArray:
-        """[plans, rows]: a per-block count summed over the blocks of a stage."""
-        return self.blocks @ np.array(times, dtype=np.int64)
-
-    def per_block_again(self, times: list[int]) -> IntArray:
-        """[plans, rows]: the same over those that run forward again."""
-        return self.again @ np.array(times, dtype=np.int64)
+    def also(self, selected: bool) -> IntArray:
+        """[plans, rows, kinds]: layers that run forward again, all of them where a part of each is `selected`."""
+        return self.again + self.blocks * int(selected)

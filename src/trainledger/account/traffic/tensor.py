@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from trainledger.account.again import OPS, networks_again, parts_again, reductions_again
 from trainledger.account.shares import tensor_elements
 from trainledger.account.traffic.collectives import Collective, Op, collective, summed
 from trainledger.account.traffic.step import Step
@@ -48,6 +49,7 @@ def tensor_traffic(step: Step) -> Iterator[Collective]:
     without sp   1 all-reduce forward, 1 backward
     with sp      all-gather + reduce-scatter forward; backward the same, and Megatron gathers the saved input again
     Full recompute repeats the forward; where the checkpoint stops early it does not repeat a block's last reduction.
+    Selective recompute repeats that of the parts it takes; chosen by operation, the gathers and what it does not keep.
     """
     if not (step.plans.tp > 1).any():
         return
@@ -60,14 +62,16 @@ def _hidden(step: Step) -> Iterator[Collective]:
     """Hidden states at the regions of blocks, and at the table and the output layer, which OPT-350m has narrower."""
     plans, rules, batches = step.plans, step.rules, step.batches
     sp = (plans.sp == 1)[:, None].astype(np.int64)
-    pairs = _by_routing(step, partial(regions, joined=rules.joins_parallel))
-    skipped = 0 if rules.recompute_reruns_last else _by_routing(step, _ends_in_reduction, again=True)
-    forward = pairs + _by_routing(step, partial(regions, joined=rules.joins_parallel), again=True)
+    both = partial(regions, joined=rules.joins_parallel)
+    part = _by_routing(step, partial(networks_again, step.setting))
+    pairs, ops = _by_routing(step, both), OPS in parts_again(step.setting)
+    forward = pairs + part + _by_routing(step, both, step.also(ops))
+    summed_again = {op: part + _summed_again(step, op) for op in REDUCTIONS}
     backward_gathers = 2 if rules.tp_style == "megatron" else 1
     counts: tuple[tuple[Op, IntArray, IntArray], ...] = (
-        ("all_reduce", (forward - skipped + pairs) * (1 - sp), (step.first + step.last) * (1 - sp)),
+        ("all_reduce", (2 * pairs + summed_again["all_reduce"]) * (1 - sp), (step.first + step.last) * (1 - sp)),
         ("all_gather", (forward + backward_gathers * pairs) * sp, (step.first + backward_gathers * step.last) * sp),
-        ("reduce_scatter", (forward - skipped + pairs) * sp, (step.first + step.last) * sp),
+        ("reduce_scatter", (2 * pairs + summed_again["reduce_scatter"]) * sp, (step.first + step.last) * sp),
     )
     width = next(tensor.shape[1] for tensor in step.model.embedding if tensor.role == "embedding")
     end = bytes_of(step.tokens * width, step.dtype)[:, None]
@@ -76,14 +80,29 @@ def _hidden(step: Step) -> Iterator[Collective]:
         yield summed(op, "tp", "hidden", step.dtype, plans.tp, (inner + ends) * batches, total * batches, "megatron-tp")
 
 
-def _by_routing(step: Step, count: Callable[..., int], *, again: bool = False) -> IntArray:
-    """[plans, rows]: `count(block, routed=...)` summed over a stage's blocks, or those that run forward again."""
-    per_block = step.per_block_again if again else step.per_block
-    apart = per_block([int(count(block, routed=False)) for block in step.layers])
+REDUCTIONS: tuple[Op, ...] = ("all_reduce", "reduce_scatter")
+
+
+def _summed_again(step: Step, op: Op) -> IntArray:
+    """[plans, rows]: sums over ranks, made by `op`, of layers that run again; a checkpoint may stop before the last."""
+    layers = step.also(reductions_again(step.setting, op))
+    summed_layers = _by_routing(step, partial(regions, joined=step.rules.joins_parallel), layers)
+    if step.rules.recompute_reruns_last:
+        return summed_layers
+    return summed_layers - _by_routing(step, _ends_in_reduction, layers)
+
+
+def _by_routing(step: Step, count: Callable[..., int], layers: IntArray | None = None) -> IntArray:
+    """[plans, rows]: `count(block, routed=...)` summed over some layers [plans, rows, kinds], or a stage's own."""
+    chosen = step.blocks if layers is None else layers
+    apart = chosen @ _counts(step, count, routed=False)
     if not step.rules.experts_in_region:
         return apart
-    inside = per_block([int(count(block, routed=True)) for block in step.layers])
-    return np.where((step.plans.ep == 1)[:, None], inside, apart)
+    return np.where((step.plans.ep == 1)[:, None], chosen @ _counts(step, count, routed=True), apart)
+
+
+def _counts(step: Step, count: Callable[..., int], *, routed: bool) -> IntArray:
+    return np.array([int(count(block, routed=routed)) for block in step.layers], dtype=np.int64)
 
 
 def _loss(step: Step) -> Iterator[Collective]:

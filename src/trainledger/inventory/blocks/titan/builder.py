@@ -63,10 +63,8 @@ class Builder:
 
     @property
     def attention_kernel(self) -> str:
-        """Which kernel attends: cuDNN's from a compute capability on, where a release says so, else flash attention."""
-        card, least = self.sizes.setting.accelerator, self.rules.cudnn_from
-        newer = card is not None and bool(least) and card.capability >= tuple(map(int, least.split(".")))
-        return "cudnn" if newer else "flash"
+        """Which kernel attends."""
+        return self.sizes.setting.attention_kernel
 
     def fp32(self, nbytes: Bytes) -> Bytes:
         """As many bytes as a copy in fp32 takes of a tensor in the dtype of activations."""
