@@ -132,3 +132,12 @@ def test_the_plan_line_says_what_decides_the_answer(flags: tuple[str, ...], expe
     lines = run("ledger", "llama-3-8b", "--gpus", "8", *flags).out.splitlines()
     [plan] = [line for line in lines if line.startswith("plan: ")]
     assert plan.endswith(f" a rank), {expected}")
+
+
+@pytest.mark.parametrize(
+    ("part", "tp", "said"), [("mla_up_proj", 2, True), ("mla_up_proj", 1, False), ("mlp", 2, False)]
+)
+def test_what_is_sent_again_and_not_counted_is_said(part: str, tp: int, said: bool) -> None:
+    flags: dict[str, Any] = {"engine": "megatron", "gpus": 8, "ep": 8, "etp": 1, "tp": tp, "recompute": "selective"}
+    found = trainledger.ledger("deepseek-v3", recompute_parts=part, **flags)
+    assert ("recompute-gathers-uncounted" in {note.rule for note in found.notes}) == said

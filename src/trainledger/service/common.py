@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from trainledger.account.again import parts_again
 from trainledger.arrays import ints
 from trainledger.errors import BadInput, UsageError
 from trainledger.facts.model import routed
@@ -368,9 +369,18 @@ def notes(run: Run, plans: Plans | None = None, *, shown: Plans | None = None) -
         *_states_alone(setting.model),
         *(Note(rule=f.rule, severity=f.severity, message=f.message) for f in found),
         *(Note(rule="set-by-hand", severity="note", message=f"{pair} in the model's config") for pair in run.changed),
+        *_uncounted(setting, plans),
         *_remarks(setting, plans if plans is not None else shown),
         *(Note(rule=_read_rule(setting.model), severity="note", message=text) for text in setting.model.notes),
     )
+
+
+def _uncounted(setting: Setting, plans: Plans | None) -> tuple[Note, ...]:
+    """What selective recomputation does again and no line counts."""
+    if plans is None or "mla_up_proj" not in parts_again(setting) or not (plans.tp > 1).any():
+        return ()
+    text = "--recompute-parts mla_up_proj: the latents that its matrices gather again over tp are not counted as sent"
+    return (Note(rule="recompute-gathers-uncounted", severity="warn", message=text),)
 
 
 def _remarks(setting: Setting, plans: Plans | None) -> tuple[Note, ...]:
