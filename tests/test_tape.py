@@ -276,3 +276,18 @@ def test_where_products_are_put_off_their_factors_stay_through_the_backward() ->
     # x, act, the gradients of up and down, and that of x; up and the gradient of act are gone
     assert at(tape, "backward", "up") == 2 + 16 + 8 + 2 + 2
     assert tape.put_off.tolist() == [2 + 16 + 8 + 2]
+
+
+def test_a_local_variable_holds_its_tensor_in_a_second_run_too() -> None:
+    program = Program()
+    x = program.input("x", 4)
+    with program.recomputed(early_stop=False):
+        up = program.op("up", x, 8)
+        program.hold(up)
+        act = program.op("act", up, 16)
+        out = program.op("down", act, 4, keeps=(act,))
+        program.drop(up)
+        out = program.op("add", out, 4)
+    tape = walk(program, out)
+    assert at(tape, "again", "down") == 4 + 4 + 8 + 16 + 4
+    assert at(tape, "again", "add") == 4 + 4 + 16 + 4 + 4

@@ -298,13 +298,21 @@ class Walk:
             self.gradients[value].touch(instant + 1)
             self.gradients[value] = self._new(f"gradient of {value.name}, sum", value.nbytes, "gradient", instant + 1)
 
+    def _held_again(self, value: Value, until: int) -> int:
+        """When the function that held a tensor returns as its region runs again; ended early, it returns there."""
+        ops = self.program.ops if until < 0 else self.program.ops[: until + 1]
+        region = self.made_in[value.root]
+        return max(self.again[op] for op in ops if op.region == region and op in self.again)
+
     def _outlive(self) -> None:
         """What is handed on, what a local variable holds, and gradients that leave with the tape."""
         if self.output is not None:
             self.first[self.output.root].touch(self.turn - 1)
+        undropped = {TO_THE_TURN: self.turn - 1, TO_THE_END: self.end}
         for value, until in self.program.held.items():
-            undropped = {TO_THE_TURN: self.turn - 1, TO_THE_END: self.end}
             self.first[value.root].touch(undropped.get(until, until))
+            if value.root in self.second and self.program.reruns[self.made_in[value.root]] in ("whole", "early"):
+                self.second[value.root].touch(self._held_again(value, until))
         for value in self.program.inputs:
             if value in self.gradients:
                 self.gradients[value].touch(self.end)
