@@ -3,16 +3,20 @@
 import math
 import re
 
+import numpy as np
 import pytest
 
 from strategies import plan_of, setting_of
 from trainledger.account.ledger import entry
-from trainledger.account.memory import beside
+from trainledger.account.memory import Meter, alive_at, beside
+from trainledger.account.memory.breakdown import breakdown
+from trainledger.account.peak import by_basis
 from trainledger.facts.presets import load_preset
 from trainledger.inventory.blocks import MANNERS, SOURCES
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import Line
 
+PARTS = ("weights", "gradients", "optimizer", "saved", "working", "passing", "beside", "unused")
 SIZE = re.compile(
     r"(?:(\d+) x )?([\d,]+) elements x ([\d.]+) B \(\w+\)(?: over (\d+))?, cut \w+(?:, ([\d,]+) elements)?"
 )
@@ -37,6 +41,39 @@ def test_lines_at_the_peak_sum_to_what_the_card_holds(engine: str, recompute: st
         return
     whole, lines = held(engine, recompute=recompute, tp=2, dp_shard=8, zero_stage=zero_stage, num_microbatches=4)
     assert sum(line.amount for line in lines if line.at_peak) == whole
+
+
+LATE = {
+    "the second block": ("olmo-2-7b", {"dp_shard": 1, "mbs": 2}),
+    "the embedding of a pipeline": ("llama-3-8b", {"pp": 8, "dp_shard": 4}),
+    "tensor parallel": ("gpt-neox-20b", {"tp": 2, "dp_shard": 2, "sp": 1}),
+    "the output layer's are there": ("gpt2", {"dp_shard": 2}),
+    "micro-batches": ("llama-3-8b", {"dp_shard": 2, "num_microbatches": 4}),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+@pytest.mark.parametrize("engine", ["torchtitan", "pytorch"])
+def test_nothing_is_held_that_is_less_than_nothing(name: str, zero_stage: int, engine: str) -> None:
+    """Gradients that are yet to come are taken off gradients, and not off what passes: lines, storages, bars, bases."""
+    model, columns = LATE[name]
+    inventory = Inventory(setting_of(load_preset(model), engine=engine, recompute="full"))
+    plans = plan_of(**{"zero_stage": zero_stage, **columns})
+    found = entry(inventory, plans)
+    lines = [line for line in found.lines if line.id.startswith("held/")]
+    whole = found.peak.total_bytes + sum(one.amount for one in beside(inventory, plans))
+    assert [line.id for line in lines if line.amount < 0] == []
+    assert sum(line.amount for line in lines if line.at_peak) == whole
+    for index in range(len(found.stages.places)):
+        for row in np.flatnonzero(found.stages.total(index)[0]).tolist():
+            alive = alive_at(found.stages, index, row)
+            assert min(one.amount for one in alive) > 0
+            assert sum(one.amount for one in alive) == found.stages.total(index)[0, row]
+    held = by_basis(inventory, plans, found.peak)
+    assert (min(held.values()) > 0, sum(held.values())) == (True, found.peak.total_bytes)
+    for stage in breakdown(found.stages, None, {"allocated": Meter(estimate=0, lower=0, upper=0)}):
+        assert all(getattr(stage, part) >= 0 for part in PARTS)
 
 
 def test_what_passes_is_listed_once() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from trainledger.account.memory import Alive, StageMemory, alive_at, beside
 from trainledger.account.memory.engines import PASSING
 from trainledger.account.memory.kept import kept_words
+from trainledger.account.peak import Peak
 from trainledger.account.shares import Shares
 from trainledger.account.states import alive_at as states_at
 from trainledger.account.states import buffer_bytes, on_host, standing, tensor_bytes
@@ -31,10 +32,11 @@ LARGEST = {
 }
 
 
-def state_lines(inventory: Inventory, own: Shares, where: int, peak: Instant) -> Iterator[Line]:
+def state_lines(inventory: Inventory, own: Shares, where: int, peak: Peak) -> Iterator[Line]:
     """One line per tensor where an engine keeps tensors apart, else one per buffer; those of 0 B are left out.
 
-    So is what only passes within a step: it is a line of the place where most is held.
+    So is what only passes within a step: it is a line of the place where most is held. Where only some gradients are
+    there yet, these are one line of that place, and none of the tensors' own lines is of it.
     """
     moves = inventory.setting.offload_moves
     for buffer in inventory.buffers:
@@ -42,7 +44,8 @@ def state_lines(inventory: Inventory, own: Shares, where: int, peak: Instant) ->
         if row.passing or not standing(own, buffer)[1]:
             continue
         host = on_host(buffer, moves)
-        alive = states_at(buffer, peak, own.plans)
+        alive = states_at(buffer, peak.instant, own.plans)
+        late = row.category == "gradients" and peak.to_come_bytes != 0
         when, cites = _alive(own, buffer), (row.cite,) if row.cite else ()
         for what, amount, size in _amounts(own, buffer, where):
             if amount:
@@ -54,7 +57,7 @@ def state_lines(inventory: Inventory, own: Shares, where: int, peak: Instant) ->
                     formula=f"{size}; alive at {when}",
                     cites=cites,
                     pp_stage=int(own.pp_stage[0, where]),
-                    at_peak=not host and alive is not None and bool(np.any(alive)),
+                    at_peak=not host and not late and alive is not None and bool(np.any(alive)),
                 )
 
 
@@ -125,7 +128,10 @@ def _instants(alive: tuple[Instant, ...], accumulates: bool) -> str:
 def peak_lines(inventory: Inventory, plans: Plans, stages: StageMemory) -> Iterator[Line]:
     """What is alive beside the states at the highest place of a step: activations, what passes, scratch memory."""
     index, row = stages.where()
+    late = int(stages.to_come(index)[0, row])
     for alive in alive_at(stages, index, row):
+        if late and alive.category == "gradients":
+            yield _gradients_there(inventory, stages, alive.amount, late)
         if alive.kind != "states":
             formula, cites = _arithmetic(inventory, plans, stages, alive)
             yield Line(
@@ -138,6 +144,23 @@ def peak_lines(inventory: Inventory, plans: Plans, stages: StageMemory) -> Itera
                 pp_stage=int(stages.pp_stage[0, row]),
                 at_peak=True,
             )
+
+
+def _gradients_there(inventory: Inventory, stages: StageMemory, amount: int, late: int) -> Line:
+    """The gradients of weights that are there before all of them are."""
+    index, row = stages.where()
+    place = stages.places[index]
+    less, more = f"{amount + late:,} B less {late:,} B that are to come", f"{amount:,} B of units that are reduced"
+    return Line(
+        id=line_id("held", "gradients", "those that are there"),
+        amount=amount,
+        unit="B",
+        basis="modelled",
+        formula=f"{less if late > 0 else more}; in the {place.label}",
+        cites=PASSING[inventory.setting.profile.memory.passing].cites,
+        pp_stage=int(stages.pp_stage[0, row]),
+        at_peak=True,
+    )
 
 
 def _arithmetic(inventory: Inventory, plans: Plans, stages: StageMemory, alive: Alive) -> tuple[str, tuple[str, ...]]:

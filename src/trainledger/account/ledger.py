@@ -59,7 +59,7 @@ class Entry:
         """Every line held and moved."""
         plans = self.own.plans
         return (
-            *state_lines(self.inventory, self.own, self.where, self.peak.instant),
+            *state_lines(self.inventory, self.own, self.where, self.peak),
             *peak_lines(self.inventory, plans, self.stages),
             *beside_lines(self.inventory, plans, self.peak.pp_stage),
             *_moved_lines(self.traffic, self.where, self.own),

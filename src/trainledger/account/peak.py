@@ -20,6 +20,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     """Where and when a rank holds most: bytes by category at that stage, each at its own largest, and the total.
 
     place          the place of the step in words; `instant` is that of the states that are there
+    to_come_bytes  gradients that the states of that instant count and that are not there yet
     beside_bytes   context and communicators, which no tensor is
     """
 
@@ -31,6 +32,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     states_bytes: int
     activations_bytes: int
     total_bytes: int
+    to_come_bytes: int
     beside_bytes: int
     host_bytes: int
 
@@ -52,7 +54,7 @@ def peak_of(memory: StageMemory, plan: int = 0) -> Peak:
         at_instants[other.states] = max(at_instants[other.states], total)
         if other.here[acting, where]:
             activations = max(activations, int(other.active[acting, where]))
-            passing = max(passing, int(memory.passing[index][row, where]))
+            passing = max(passing, int((memory.passing[index] + memory.to_come(index))[row, where]))
     by_category: dict[Category, int] = {c: int(memory.states.largest(c)[row, where]) for c in CATEGORIES}
     by_category["buffers"] += passing + memory.workspace_bytes
     return Peak(
@@ -64,6 +66,7 @@ def peak_of(memory: StageMemory, plan: int = 0) -> Peak:
         states_bytes=int(memory.total(place)[plan, where] - found.active[acting, where]),
         activations_bytes=activations,
         total_bytes=int(memory.total(place)[plan, where]),
+        to_come_bytes=int(memory.to_come(place)[row, where]),
         beside_bytes=int(memory.beside[plan]),
         host_bytes=int(memory.states.host[row, where]),
     )
@@ -86,13 +89,16 @@ def host_holds(setting: Setting, plans: Plans, account: StateAccount) -> BoolArr
 def by_basis(inventory: Inventory, plans: Plans, peak: Peak) -> dict[Basis, int]:
     """Device bytes of a single plan at the stage and place of its peak, by basis; bases that hold nothing left out.
 
-    Activations and what passes are modelled. The values sum to `peak.total_bytes`; what is exact is a lower bound.
+    Activations and what passes are modelled, and so is which gradients are there before all of them are. The values sum
+    to `peak.total_bytes`; what is exact is a lower bound.
     """
     own = shares(inventory, plans)
     where = int(np.argmax(own.pp_stage[0] == peak.pp_stage))
     held: dict[Basis, int] = dict.fromkeys(BASES, 0)
     for buffer in inventory.buffers:
-        if on_host(buffer, inventory.setting.offload_moves) or buffer.row.passing or not plan_mask(plans, buffer)[0]:
+        late = buffer.row.category == "gradients" and peak.to_come_bytes != 0
+        hosted = on_host(buffer, inventory.setting.offload_moves)
+        if late or hosted or buffer.row.passing or not plan_mask(plans, buffer)[0]:
             continue
         alive = alive_at(buffer, peak.instant, plans)
         if alive is not None and np.any(alive):

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
+from trainledger.account.memory.passing import Part
 from trainledger.account.memory.unit_sizes import UnitSizes
 from trainledger.arrays import IntArray
 
@@ -100,8 +101,7 @@ class Fsdp2(UnitSizes):
             self.of(change, at.embedding),
             np.maximum.reduce([self.of(change, slot) for slot, _ in self.inventory.layers]),
         )
-        there = np.einsum("us,urs->ur", self.shards, own.counts)
-        return (first - there) * (own.plans.pp > 1)[:, None]
+        return (first - self._shards) * (own.plans.pp > 1)[:, None]
 
     def handed(self, slot: int, *, first: bool) -> IntArray:
         """As a unit is reduced: its gradients and the input of their reduction, beside the next unit's weights."""
@@ -118,6 +118,14 @@ class Fsdp2(UnitSizes):
         standing = np.where(self._drops == 1, ends, self._left - self.of(self.weights, slot) if first else ends)
         beside = self._next(slot, first=first) + self._waiting
         return self.of(both, slot) + (standing + beside) * self._alone - missing
+
+    def to_come(self, part: Part, slot: int, *, first: bool) -> IntArray:
+        """What `backward`, `second`, `handed` and `end` take off again."""
+        if part == "end":
+            return self._shards * (self.own.plans.pp > 1)[:, None]
+        if part in ("forward", "none") or slot == self.own.table.at.final:
+            return self.none
+        return self._missing(slot, first=first or part == "second")
 
     def _after_output(self, both: IntArray) -> IntArray:
         """[plans, rows]: when the unit of the output layer is handed over, the last block being gathered."""
@@ -164,6 +172,10 @@ class Fsdp2(UnitSizes):
         to_come = self.ends(self.shards) if self.together else self.of(self.shards, own.table.at.embedding)
         if slot != own.table.at.embedding:
             to_come = to_come + self.of(self.shards, slot)
-        all_of_them = np.einsum("us,urs->ur", self.shards, own.counts)
         one = (plans.num_microbatches == 1)[:, None]
-        return np.where(plans.pp[:, None] > 1, all_of_them, to_come * one)
+        return np.where(plans.pp[:, None] > 1, self._shards, to_come * one)
+
+    @cached_property
+    def _shards(self) -> IntArray:
+        """[plans, rows]: gradients of all that a rank owns."""
+        return np.einsum("us,urs->ur", self.shards, self.own.counts)

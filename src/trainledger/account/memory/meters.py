@@ -124,19 +124,13 @@ def uneven_bytes(inventory: Inventory, plans: Plans, allocated: int) -> int:
 
 def alive_at(stages: StageMemory, index: int, row: int) -> tuple[Alive, ...]:
     """What is alive at a place of a stage of a single plan, largest first; the sum is what is allocated there."""
-    place = stages.places[index]
-    found = [
-        Alive(
-            name=category,
-            kind="states",
-            category=category,
-            amount=int(stages.states.held[category, place.states][0, row]),
-        )
-        for category in CATEGORIES
-    ]
+    place, to_come = stages.places[index], stages.to_come(index)
+    states = {category: stages.states.held[category, place.states] for category in CATEGORIES}
+    states["gradients"] = states["gradients"] - to_come
+    found = [Alive(name=c, kind="states", category=c, amount=int(amount[0, row])) for c, amount in states.items()]
     sums = (
         ("saved for backward", "saved", "activations", place.kept),
-        ("gathered and on its way", "passing", "buffers", stages.passing[index]),
+        ("gathered and on its way", "passing", "buffers", stages.passing[index] + to_come),
         *(() if place.tape is not None else (("gradients handed on", "gradient", "activations", place.walked),)),
     )
     found += [Alive(name=n, kind=k, category=c, amount=int(amount[0, row])) for n, k, c, amount in sums]

@@ -55,6 +55,14 @@ class Passing:
             case "none":
                 return self.none
 
+    def to_come(self, part: Part, slot: int, *, first: bool) -> IntArray:
+        """Gradients that the states of a place count and that are not there yet: `at` has them taken off.
+
+        Negative where more of them are there than the states count.
+        """
+        del part, slot, first
+        return self.none
+
     def forward(self, slot: int) -> IntArray:
         """While the last layer of a slot runs forward."""
         del slot

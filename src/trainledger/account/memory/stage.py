@@ -27,6 +27,7 @@ class StageMemory:
     active, which   activations of distinct plans, and which of them is a plan's
     states          states of distinct plans, with their own index
     passing         [places]: bytes [distinct states, rows]
+    passes          what tells them of distinct states, in order
     pp_stage        [plans, rows]
     workspace_bytes  scratch memory of libraries, allocated once and kept
     beside          [plans]: context and communicators
@@ -36,6 +37,7 @@ class StageMemory:
     which: IntArray
     states: StateAccount
     passing: tuple[IntArray, ...]
+    passes: tuple[Passing, ...]
     pp_stage: IntArray
     workspace_bytes: int
     beside: IntArray
@@ -51,6 +53,11 @@ class StageMemory:
         held = (self.states.at(place.states) + self.passing[index] + self.workspace_bytes)[rows]
         whole = held + place.active[self.which]
         return whole if place.here.all() else np.where(place.here[self.which], whole, 0)
+
+    def to_come(self, index: int) -> IntArray:
+        """[distinct states, rows]: gradients that the states of a place count and that are not there yet."""
+        place = self.places[index]
+        return stacked([each.to_come(place.part, place.slot, first=place.first) for each in self.passes])
 
     @property
     def saved(self) -> IntArray:
@@ -83,12 +90,14 @@ def stage_memory(inventory: Inventory, plans: Plans) -> StageMemory:
     acting = active(inventory, distinct)
     parts, index = distinct_shares(inventory, plans)
     states = joined([account_of(inventory, own, index, with_passing=False) for own in parts])
-    passes = [_passes(acting.places, passing_of(inventory, own)) for own in parts]
+    passings = tuple(passing_of(inventory, own) for own in parts)
+    passes = [_passes(acting.places, passing) for passing in passings]
     return StageMemory(
         active=acting,
         which=which,
         states=states,
         passing=tuple(passes[0] if len(parts) == 1 else map(stacked, zip(*passes, strict=True))),
+        passes=passings,
         pp_stage=inventory.stage_counts(plans)[1],
         workspace_bytes=inventory.setting.profile.memory.workspace_bytes,
         beside=beside_bytes(inventory, plans),
