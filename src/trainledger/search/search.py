@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,6 +27,8 @@ from trainledger.search.change import Change, cost_of, smallest_change
 CHUNK = 1 << 17
 """Plans accounted for at once: small enough that the arrays stay in cache and memory stays flat."""
 PARETO_LIMIT = 20
+MOST_ASKED = 3
+"""Times as many plans are asked for a replay as are wanted; where none of them fits, none is taken to."""
 STATES_DO_NOT_FIT, DOES_NOT_FIT = "states-do-not-fit", "does-not-fit"
 """Weights, gradients, optimizer and buffers alone are too much; or only with activations, or for the host."""
 
@@ -83,6 +85,7 @@ class _Scored:
     wire: FloatArray
 
 
+Item = TypeVar("Item")
 Place = tuple[_Scored, int]
 """A plan: the scored set that has it, and its row there."""
 
@@ -115,29 +118,70 @@ def run_search(
     if len(rejected) == 1 and not scored:
         require(REFUSALS, base, plans.take(slice(0, 1)))
     kept, nearest = _split(scored, usable, rejected)
-    ranked, front = _ranked(kept, sort), _pareto(kept)
+    ranked, front, offers = _ranked(kept, sort), _pareto(kept), _Offers(usable)
+    spaced = offers.first(_spaced(front, PARETO_LIMIT), PARETO_LIMIT)
+    found = _sorted(offers.first(ranked, top), sort) or _sorted(spaced, sort)
+    pareto = _spaced(_unbeaten([*spaced, *found]), PARETO_LIMIT)
+    refused = offers.refused if found else len(ranked)
+    if refused:
+        rejected[DOES_NOT_FIT] = rejected.get(DOES_NOT_FIT, 0) + refused
     return SearchResult(
         gbs=gbs,
         evaluated=len(plans) * len(recomputes),
-        accepted=len(ranked),
+        accepted=len(ranked) - refused,
         rejected=dict(sorted(rejected.items(), key=lambda item: -item[1])),
-        plans=_sorted(_first(ranked, top, usable), sort),
-        pareto=_first(_spaced(front, PARETO_LIMIT), PARETO_LIMIT, usable),
-        pareto_size=len(front),
-        smallest_change=None if ranked else _smallest_change(nearest, workload, gbs),
+        plans=found,
+        pareto=pareto,
+        pareto_size=max(len(front) - offers.refused, len(pareto)),
+        smallest_change=None if found else _smallest_change(nearest, workload, gbs),
     )
 
 
-def _first(places: list[Place], most: int, usable: int) -> list[Candidate]:
-    """The first of them that fit with what the allocator reserves, which is worked out for these alone."""
-    found: list[Candidate] = []
-    for place in places[: 2 * most]:
-        one = _candidate(*place, usable)
-        if one.headroom_bytes >= 0:
-            found.append(one)
-        if len(found) == most:
-            break
-    return found
+class _Offers:
+    """Plans that were asked what the allocator reserves for them: a replay each, made once and for few."""
+
+    def __init__(self, usable: int) -> None:
+        self.usable = usable
+        self.asked: dict[tuple[int, int], Candidate] = {}
+
+    @property
+    def refused(self) -> int:
+        """How many of those that were asked do not fit after all."""
+        return sum(one.headroom_bytes < 0 for one in self.asked.values())
+
+    def first(self, places: list[Place], most: int) -> list[Candidate]:
+        """The first of them that fit, `most` at most.
+
+        When as many have been asked, those are passed over that leave less than the least that any needed beside.
+        """
+        found: list[Candidate] = []
+        asked, least = 0, self.usable
+        for part, row in places:
+            known = int(part.total[row])
+            if asked >= most and self.usable - known < least:
+                continue
+            one = self._candidate(part, row)
+            asked, least = asked + 1, min(least, one.device_bytes - known)
+            if one.headroom_bytes >= 0:
+                found.append(one)
+            if len(found) == most or asked == MOST_ASKED * most:
+                break
+        return found
+
+    def _candidate(self, part: _Scored, row: int) -> Candidate:
+        key = (id(part), row)
+        if key not in self.asked:
+            self.asked[key] = _candidate(part, row, self.usable)
+        return self.asked[key]
+
+
+def _unbeaten(found: list[Candidate]) -> list[Candidate]:
+    """Those that no other beats in both memory and traffic, from least memory to least traffic."""
+    kept: list[Candidate] = []
+    for one in sorted(found, key=lambda one: (one.device_bytes, one.wire_bytes)):
+        if not kept or one.wire_bytes < kept[-1].wire_bytes:
+            kept.append(one)
+    return kept
 
 
 def _sorted(found: list[Candidate], sort: Sort) -> list[Candidate]:
@@ -145,7 +189,7 @@ def _sorted(found: list[Candidate], sort: Sort) -> list[Candidate]:
     return sorted(found, key=lambda one: -one.headroom_bytes) if sort == "headroom" else found
 
 
-def _spaced(front: list[Place], most: int) -> list[Place]:
+def _spaced(front: list[Item], most: int) -> list[Item]:
     """At most `most` of a list, evenly spaced, both ends included."""
     if len(front) <= most:
         return front
