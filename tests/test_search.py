@@ -119,14 +119,15 @@ def test_many_gpus_are_not_tried_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("sort", ["headroom", "traffic"])
 @pytest.mark.parametrize("seq", [65536, 90112, 114688, 131072])
-def test_what_fits_is_what_is_offered(sort: Sort, seq: int) -> None:
+@pytest.mark.parametrize("top", [2, 5])
+def test_what_fits_is_what_is_offered(sort: Sort, seq: int, top: int) -> None:
     """Where the allocator decides: none is said to fit that no offer is, and each offer fits."""
     setting = setting_of("llama-3.2-1b", "a100-40gb", Workload(seq=seq), engine="megatron", optimizer="adamw-bf16")
     setting = dataclasses.replace(setting, reserve_bytes=3 << 30)
-    result = run_search(setting, gpus=4, fixed={"zero_stage": 1}, recomputes=("full",), top=2, sort=sort)
+    result = run_search(setting, gpus=4, fixed={"zero_stage": 1}, recomputes=("full",), top=top, sort=sort)
     assert result.evaluated == result.accepted + sum(result.rejected.values())
     assert bool(result.plans) == bool(result.pareto) == bool(result.accepted) != bool(result.smallest_change)
-    assert len(result.plans) >= min(2, result.accepted)
+    assert len(result.plans) == min(top, result.accepted)
     assert all(one.headroom_bytes >= 0 for one in (*result.plans, *result.pareto))
     if result.pareto:
         assert result.pareto[0].headroom_bytes >= max(one.headroom_bytes for one in result.plans)

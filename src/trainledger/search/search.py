@@ -152,20 +152,24 @@ class _Offers:
     def first(self, places: list[Place], most: int) -> list[Candidate]:
         """The first of them that fit, `most` at most.
 
-        When as many have been asked, those are passed over that leave less than the least that any needed beside.
+        When as many have been asked, those wait that leave less than the least that any needed beside.
         """
         found: list[Candidate] = []
         asked, least = 0, self.usable
-        for part, row in places:
-            known = int(part.total[row])
-            if asked >= most and self.usable - known < least:
-                continue
-            one = self._candidate(part, row)
-            asked, least = asked + 1, min(least, one.device_bytes - known)
-            if one.headroom_bytes >= 0:
-                found.append(one)
-            if len(found) == most or asked == MOST_ASKED * most:
-                break
+        for last in (False, True):
+            waiting: list[Place] = []
+            for part, row in places:
+                if len(found) == most or asked == MOST_ASKED * most:
+                    return found
+                known = int(part.total[row])
+                if asked >= most and not last and self.usable - known < least:
+                    waiting.append((part, row))
+                    continue
+                one = self._candidate(part, row)
+                asked, least = asked + 1, min(least, one.device_bytes - known)
+                if one.headroom_bytes >= 0:
+                    found.append(one)
+            places = waiting
         return found
 
     def _candidate(self, part: _Scored, row: int) -> Candidate:
