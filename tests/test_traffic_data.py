@@ -287,3 +287,15 @@ def test_experts_are_reduced_over_the_ranks_that_share_them(model: Model) -> Non
     assert one_call(apart, "reduce_scatter", "expert_dp_shard").in_bytes == 4 * megatron_layout(sizes, 8)[0][0][1]
     together = calls_of(setting, tp=2, etp=2, ep=1, sp=1, dp_shard=8, zero_stage=1)
     assert not [call for call in together if call.group.startswith("expert_dp")]
+
+
+@pytest.mark.parametrize("engine", ["paper", "pytorch", "torchtitan", "megatron"])
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_no_two_calls_of_a_rank_bear_one_name(engine: str, zero_stage: int) -> None:
+    """Shards of experts are summed over replicas too, and are not those of dense tensors."""
+    setting = setting_of(routed(), engine=engine)
+    if zero_stage not in setting.profile.zero_stages:
+        return
+    columns = {"dp_replicate": 2, "dp_shard": 4, "ep": 2, "zero_stage": zero_stage, "num_microbatches": 2}
+    names = [(call.op, call.group, call.what) for call in calls_of(setting, **columns) if call.count]
+    assert len(names) == len(set(names))

@@ -54,7 +54,8 @@ class Side:
     def across(self, dtype: str, count: IntArray, total: IntArray, cite: str) -> Collective:
         """The all-reduce of shards over their replicas (HSDP, several optimizer instances); `total` is of the whole."""
         shards = total // self.shard[:, None]
-        return summed("all_reduce", "dp_replicate", "gradient shards", dtype, self.replicas, count, shards, cite)
+        what = "gradient shards of experts" if self.expert else "gradient shards"
+        return summed("all_reduce", "dp_replicate", what, dtype, self.replicas, count, shards, cite)
 
     def fixed(self, op: Op, what: str, dtype: str, count: IntArray, total: IntArray, cite: str) -> Collective:
         """Calls that differ in size, over the sharding ranks; `total` bytes of the whole side of all of them."""
