@@ -30,17 +30,6 @@ def held(amount: int | None) -> str:
     return "-" if amount is None else format_bytes(amount)
 
 
-def part_of(amount: int, whole_bytes: int) -> str:
-    """How much of it, the unit once where it is the same.
-
-    >>> part_of(62 << 30, 80 << 30), part_of(512 << 20, 80 << 30)
-    ('62.0 of 80.0 GiB', '512 MiB of 80.0 GiB')
-    """
-    size, unit = format_bytes(amount).split(" ")
-    total = format_bytes(whole_bytes)
-    return f"{size if total.endswith(f' {unit}') else f'{size} {unit}'} of {total}"
-
-
 def percent(share: float | None) -> str:
     """A share to three digits.
 

@@ -226,7 +226,8 @@ def _said(message: OutOfMemory, run: Run, memory: Memory, device: int) -> list[N
     found: list[tuple[str, str]] = []
     if message.unused is not None and message.unused >= least:
         text = f"{format_bytes(message.unused)} lie unused in PyTorch's allocator, which is as much as was asked for"
-        found.append(("fragmentation", f"{text}: in pieces too small; set expandable_segments:True, which --allocator expandable predicts"))
+        knob = "set expandable_segments:True, which --allocator expandable predicts"
+        found.append(("fragmentation", f"{text}: in pieces too small; {knob}"))
     if message.outside is not None and message.outside > outside + OUTSIDE_BYTES:
         text = f"{format_bytes(message.outside)} of the process are outside PyTorch's allocator, where context and"
         found.append(("nccl-memory", f"{text} communicators take {format_bytes(outside)}; use fewer groups"))
