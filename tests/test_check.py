@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -84,12 +86,25 @@ def test_a_named_tensor_of_another_size_says_what_gives_it() -> None:
             assert made["tokens_at_least"] <= count <= made["tokens_at_most"]
 
 
+def test_a_message_is_read_from_a_pipe(tmp_path: Path) -> None:
+    """As a shell makes one of `<(tail log)`."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(MESSAGE,))
+    writer.start()
+    done = run("check", str(pipe), "--model", "gpt2")
+    writer.join()
+    assert (done.code in {0, 5}, "asked for" in done.out) == (True, True)
+
+
 @pytest.mark.parametrize(
     ("code", "arguments", "holds"),
     [
         (1, ("CUDA error: out of memory", "--model", "gpt2"), ("not how much was asked for", "Tried to allocate")),
         (1, ("hello there", "--model", "gpt2"), ("'hello there'", "holds no out-of-memory message")),
         (1, ("nowhere.log", "--model", "gpt2"), ("nowhere.log", "no such file")),
+        (1, ("/", "--model", "gpt2"), ("/ cannot be read (Is a directory)",)),
+        (1, ("/dev/null", "--model", "gpt2"), ("/dev/null is empty",)),
         (1, ("", "--model", "gpt2"), ("MESSAGE is empty",)),
         (2, (MESSAGE,), ("no model",)),
         (2, (), ("MESSAGE", "requires an argument")),

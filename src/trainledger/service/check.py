@@ -161,19 +161,23 @@ def _text(given: str) -> str:
         raise BadInput("MESSAGE is empty; give the text of the error in quotes, or a file that has it")
     path = Path(given)
     try:
-        is_file = path.is_file()
+        # a pipe is read like a file
+        there = path.exists()
     except (OSError, ValueError):
         # a message is longer than a name can be
-        is_file = False
-    if not is_file:
+        there = False
+    if not there:
         if not any(char.isspace() for char in given):
             raise BadInput(f"{given}: there is no such file; check the path, or give the message itself in quotes")
         return given
     try:
         with path.open("rb") as file:
-            return file.read(LONGEST_LOG).decode("utf-8", errors="replace")
+            text = file.read(LONGEST_LOG).decode("utf-8", errors="replace")
     except OSError as error:
         raise BadInput(f"{given} cannot be read ({error.strerror}); give the message itself in quotes") from None
+    if not text.strip():
+        raise BadInput(f"{given} is empty; give a file that has the message, or the message itself in quotes")
+    return text
 
 
 def _asked(message: OutOfMemory) -> Asked:
