@@ -115,3 +115,12 @@ def test_without_ranks_of_their_own_experts_get_all_tokens_anyway() -> None:
         for routing in ("", "worst")
     ]
     assert meters[0] == meters[1]
+
+
+def test_meters_rise_from_allocated_to_device() -> None:
+    """A replay that reserves less than the places of a step add up to does not lower a meter."""
+    inventory = inventory_of("deepspeed", "mixtral-8x7b", recompute="none")
+    meters = memory_of(inventory, plan_of(pp=8, dp_shard=4, mbs=8, num_microbatches=2, zero_stage=0)).meters
+    for under, over in (("allocated", "reserved"), ("reserved", "device")):
+        assert meters[under].estimate <= meters[over].estimate
+        assert meters[under].lower <= meters[over].lower

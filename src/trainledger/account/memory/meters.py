@@ -80,7 +80,8 @@ def device_bytes(inventory: Inventory, plans: Plans) -> int:
     """
     if not inventory.setting.profile.memory.device or inventory.setting.model.params_only:
         return int(stage_memory(inventory, plans).device[0])
-    return _reserved(inventory, plans) + int(beside_bytes(inventory, plans)[0])
+    least = int(stage_memory(inventory, plans).device[0])
+    return max(_reserved(inventory, plans) + int(beside_bytes(inventory, plans)[0]), least)
 
 
 def _reserved(inventory: Inventory, plans: Plans) -> int:
@@ -99,7 +100,10 @@ def _meters(inventory: Inventory, plans: Plans, allocated: int) -> dict[str, Met
     if extra:
         under = meters["allocated"]
         if not inventory.setting.model.params_only:
-            under = meters["reserved"] = _meter(inventory, "reserved", _reserved(inventory, plans), more)
+            reserved = _meter(inventory, "reserved", max(_reserved(inventory, plans), allocated), more)
+            # what is allocated is reserved: the two meters' own residuals do not know that
+            lower = max(reserved.lower, under.lower)
+            under = meters["reserved"] = msgspec.structs.replace(reserved, lower=lower)
         meters["device"] = Meter(
             estimate=under.estimate + sum(line.amount for line in extra),
             lower=under.lower + sum(line.lower for line in extra),
