@@ -1,0 +1,86 @@
+"""The tapes of a model's parts, each walked once for all layers that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import msgspec
+
+from trainledger.facts.model import Block
+from trainledger.facts.semantics import Semantics
+from trainledger.inventory.blocks.eager.block import Built
+from trainledger.inventory.blocks.eager.ends import Ends
+from trainledger.inventory.blocks.eager.ops import Ops, Sheet
+from trainledger.inventory.blocks.sizes import Sizes
+from trainledger.inventory.tape import Program, Value
+
+Walked = TypeVar("Walked")
+
+
+class Eager(Generic[Walked]):
+    """The parts of a model under a Setting on one rank of each plan.
+
+    rules     of its forward pass
+    walk      what becomes of a program whose last tensor is handed on: its tape, most often
+    ring_end  the rank is the last of its context-parallel ones (attention.py)
+    """
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        rules: Semantics,
+        walk: Callable[[Program, Value | None], Walked],
+        *,
+        ring_end: bool = False,
+    ) -> None:
+        self.sizes = sizes
+        self.rules = rules
+        self.walk = walk
+        self.ring_end = ring_end
+        self.model = sizes.setting.model
+        self._layers: dict[bytes, Walked] = {}
+
+    def _walked(self, build: Callable[[Ops], Sheet | None]) -> Walked:
+        ops = Ops(Program(), self.sizes.dtype)
+        given = build(ops)
+        return self.walk(ops.program, None if given is None else given.value)
+
+    def _ends(self, ops: Ops) -> Ends:
+        return Ends(ops, self.model, self.rules, self.sizes)
+
+    def _hidden(self, ops: Ops) -> Sheet:
+        rows = self.sizes.tokens // self.sizes.plans.sp_ranks
+        return ops.input("hidden states", rows, self.model.hidden_size)
+
+    def embedding(self) -> Walked:
+        """What comes before the first layer."""
+        return self._walked(lambda ops: self._ends(ops).entry())
+
+    def layer(self, block: Block, index: int) -> Walked:
+        """Layer `index`, which is of this kind."""
+        rule = self.rules.attention[index]
+        key = msgspec.json.encode((block.layers[0], rule))
+        if key not in self._layers:
+            self._layers[key] = self._walked(lambda ops: self._layer(ops, block, index))
+        return self._layers[key]
+
+    def _layer(self, ops: Ops, block: Block, index: int) -> Sheet:
+        built = Built(ops, block, self.rules, self.rules.attention[index], self.sizes, ring_end=self.ring_end)
+        hidden = self._hidden(ops)
+        if self.sizes.setting.scenario.recompute != "full":
+            return built.forward(hidden)
+        with ops.program.recomputed(early_stop=not self.sizes.setting.profile.traffic.recompute_reruns_last):
+            return built.forward(hidden)
+
+    def output(self) -> Walked:
+        """Norm and output layer."""
+        return self._walked(lambda ops: self._ends(ops).exit(self._hidden(ops)))
+
+    def loss(self) -> Walked:
+        """From logits to the loss."""
+        return self._walked(self._loss)
+
+    def _loss(self, ops: Ops) -> None:
+        ends = self._ends(ops)
+        ends.loss(ops.input("logits", *ends.logits))

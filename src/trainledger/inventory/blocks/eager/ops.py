@@ -1,0 +1,148 @@
+"""ATen's operations as PyTorch runs them eagerly on a CPU: what each makes, and what it keeps for its backward.
+
+What is kept is read in ATen's derivatives. [torch: tools/autograd/derivatives.yaml, csrc/autograd/FunctionsManual.cpp]
+A norm, a rotation, a mask are several operations here, since eagerly each is; a fused kernel would be one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from trainledger.arrays import IntArray
+from trainledger.dtypes import bytes_of
+from trainledger.inventory.tape import Program, Value
+
+Count = IntArray | int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sheet:
+    """A tensor seen as rows of one width: [plans] each; most often tokens times features."""
+
+    value: Value
+    rows: IntArray
+    width: Count
+    dtype: str
+
+    def bytes(self, dtype: str = "") -> IntArray:
+        """Of all elements, in the tensor's own dtype unless another is named."""
+        return bytes_of(self.rows * self.width, dtype or self.dtype)
+
+
+class Ops:
+    """Adds operations to a program; every result is a Sheet.
+
+    dtype   of weights as they are computed with, and so of their gradients
+    """
+
+    def __init__(self, program: Program, dtype: str) -> None:
+        self.program = program
+        self.dtype = dtype
+
+    def input(self, name: str, rows: IntArray, width: Count, dtype: str = "") -> Sheet:
+        """A tensor from outside."""
+        chosen = dtype or self.dtype
+        return Sheet(self.program.input(name, bytes_of(rows * width, chosen)), rows, width, chosen)
+
+    def view(self, name: str, x: Sheet, rows: IntArray | None = None, width: Count | None = None) -> Sheet:
+        """The same elements under another shape; the backward only looks at the gradient differently."""
+        value = self.program.view(name, x.value)
+        return Sheet(value, x.rows if rows is None else rows, x.width if width is None else width, x.dtype)
+
+    def new(
+        self,
+        name: str,
+        x: Sheet,
+        *,
+        rows: IntArray | None = None,
+        width: Count | None = None,
+        keeps: Sequence[Value] = (),
+    ) -> Sheet:
+        """An operation whose result and whose gradient are tensors of their own: neg, index, gather."""
+        made = Sheet(x.value, x.rows if rows is None else rows, x.width if width is None else width, x.dtype)
+        return dataclasses.replace(made, value=self.program.op(name, x.value, made.bytes(), keeps=keeps))
+
+    def clone(self, name: str, x: Sheet) -> Sheet:
+        """A copy of its own, whose gradient is handed on as it is: contiguous, clone."""
+        return dataclasses.replace(x, value=self.program.op(name, x.value, x.bytes(), passes=True))
+
+    def summed(self, name: str, x: Sheet) -> Sheet:
+        """X itself, whose gradient is a new tensor: the sum over ranks."""
+        (value,) = self.program.split(name, x.value, {name: x.bytes()})
+        return dataclasses.replace(x, value=value)
+
+    def cast(self, name: str, x: Sheet, dtype: str) -> Sheet:
+        """`x.to(dtype)`, which is x itself where it is of that dtype."""
+        if x.dtype == dtype:
+            return x
+        return Sheet(self.program.op(name, x.value, x.bytes(dtype)), x.rows, x.width, dtype)
+
+    def linear(
+        self, name: str, x: Sheet, width: Count, *, bias: bool = False, differentiable: bool = True, gives: str = ""
+    ) -> Sheet:
+        """X [rows, in] times a matrix [width, in]: keeps x; the gradients of weight and bias are made at once."""
+        weights = {f"{name}: weight": bytes_of(width * (x.width + 0 * x.rows), self.dtype)}
+        if bias:
+            weights[f"{name}: bias"] = bytes_of(width + 0 * x.rows, self.dtype)
+        made = Sheet(x.value, x.rows, width, gives or x.dtype)
+        value = self.program.op(
+            name, x.value, made.bytes(), keeps=(x.value,), weights=weights, differentiable=differentiable
+        )
+        return dataclasses.replace(made, value=value)
+
+    def add(self, name: str, a: Sheet, b: Sheet) -> Sheet:
+        """A + b of one shape: both gradients are the result's own."""
+        return dataclasses.replace(a, value=self.program.op(name, (a.value, b.value), a.bytes(), passes=True))
+
+    def mul(self, name: str, a: Sheet, b: Sheet) -> Sheet:
+        """A * b of one shape, both of which need a gradient: each keeps the other."""
+        both = (a.value, b.value)
+        return dataclasses.replace(a, value=self.program.op(name, both, a.bytes(), keeps=both))
+
+    def scale(self, name: str, x: Sheet, *, keeps: Sequence[Value] = ()) -> Sheet:
+        """X times a constant: a number, or a tensor that needs no gradient and that whoever made it counts."""
+        return dataclasses.replace(x, value=self.program.op(name, x.value, x.bytes(), keeps=keeps))
+
+    def from_input(self, name: str, x: Sheet) -> Sheet:
+        """A function of every element that keeps what it was given: silu, gelu."""
+        return dataclasses.replace(x, value=self.program.op(name, x.value, x.bytes(), keeps=(x.value,)))
+
+    def from_output(self, name: str, x: Sheet) -> Sheet:
+        """A function of every element that keeps what it gave: relu, tanh, sigmoid."""
+        return dataclasses.replace(x, value=self.program.op(name, x.value, x.bytes(), keeps_output=True))
+
+    def square(self, name: str, x: Sheet) -> Sheet:
+        """X ** 2: the backward makes x ** 1 and twice that before the gradient. [torch: pow_backward]"""
+        whole = x.bytes()
+        value = self.program.op(name, x.value, whole, keeps=(x.value,), back_work=(whole, whole))
+        return dataclasses.replace(x, value=value)
+
+    def slice(self, name: str, x: Sheet, width: Count) -> Sheet:
+        """x[..., a:b]: a view, whose backward writes the gradient into zeros of the whole shape."""
+        part = Sheet(x.value, x.rows, width, x.dtype)
+        (value,) = self.program.split(name, x.value, {name: part.bytes()})
+        return dataclasses.replace(part, value=value)
+
+    def chunks(self, name: str, x: Sheet, widths: dict[str, Count]) -> list[Sheet]:
+        """Views of parts side by side; one backward joins their gradients into a new tensor."""
+        parts = {part: Sheet(x.value, x.rows, width, x.dtype) for part, width in widths.items()}
+        values = self.program.split(name, x.value, {part: sheet.bytes() for part, sheet in parts.items()})
+        return [dataclasses.replace(sheet, value=value) for sheet, value in zip(parts.values(), values, strict=True)]
+
+    def join(self, name: str, *parts: Sheet) -> Sheet:
+        """Parts side by side in a new tensor; their gradients are views of the whole's."""
+        first = parts[0]
+        made = Sheet(first.value, first.rows, sum((part.width for part in parts), 0), first.dtype)
+        value = self.program.op(name, tuple(part.value for part in parts), made.bytes(), passes=True)
+        return dataclasses.replace(made, value=value)
+
+    def padded(self, name: str, x: Sheet, width: Count) -> Sheet:
+        """X widened with zeros, a copy; the gradient is a view of the result's."""
+        made = Sheet(x.value, x.rows, width, x.dtype)
+        return dataclasses.replace(made, value=self.program.op(name, x.value, made.bytes(), passes=True))
+
+    def spread(self, name: str, x: Sheet, rows: IntArray) -> Sheet:
+        """X seen by several rows at once, a view; the gradient is summed over them."""
+        (value,) = self.program.split(name, x.value, {name: x.bytes()})
+        return Sheet(value, rows, x.width, x.dtype)
