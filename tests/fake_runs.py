@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from trainledger.account.rank import Prediction, rank_lines
+from trainledger.account.rank_memory import with_memory
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import Line
 from trainledger.plans.plan import Scenario, make_plans
 from trainledger.plans.ranks import world_size
 from trainledger.plans.setting import make_setting
+from trainledger.runtime.model.read import read_semantics
 from trainledger.runtime.observe.observation import Call, Group, Held, Observation
 from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
@@ -22,8 +24,8 @@ Spoil = Callable[[Observation], Observation]
 REPORTED = Line(id="held/peak/allocated", amount=4096, unit="B", basis="exact")
 
 
-def predicted(spec: RunSpec) -> list[Prediction]:
-    """Every rank's prediction, from what the ranks are told alone."""
+def predicted(spec: RunSpec, *, alive: bool = False) -> list[Prediction]:
+    """Every rank's prediction, from what the ranks are told alone; `alive` also predicts what no name has."""
     scenario = Scenario(
         engine="pytorch",
         precision=spec.precision,
@@ -35,7 +37,11 @@ def predicted(spec: RunSpec) -> list[Prediction]:
     )
     inventory = Inventory(make_setting(spec.model, Workload(seq=spec.seq), scenario))
     plans, clips = make_plans(spec.plan), spec.clip_norm > 0
-    return [rank_lines(inventory, plans, rank, clips=clips) for rank in range(world_size(spec.plan))]
+    found = [rank_lines(inventory, plans, rank, clips=clips) for rank in range(world_size(spec.plan))]
+    if not alive:
+        return found
+    rules = read_semantics(spec.model, spec.config)
+    return [with_memory(one, inventory, plans, rules, clips=clips, dry=False) for one in found]
 
 
 def as_seen(prediction: Prediction, spec: RunSpec) -> Observation:
@@ -75,16 +81,20 @@ def as_seen(prediction: Prediction, spec: RunSpec) -> Observation:
         groups=tuple(
             Group(name=name, ranks=ranks, seen=times[name], issued=times[name]) for name, ranks in peers.items()
         ),
-        reported=(REPORTED,),
+        reported=tuple(
+            Line(id=name, amount=amount.amount, unit="B", basis="exact") for name, amount in prediction.alive.items()
+        )
+        or (REPORTED,),
         torch_version="0.0",
     )
 
 
 class Fake:
-    """A runner that predicts instead of running; `spoil` changes what a rank has seen."""
+    """A runner that predicts instead of running; `spoil` changes what a rank has seen; `alive` as in `predicted`."""
 
-    def __init__(self, spoil: Spoil | None = None) -> None:
+    def __init__(self, spoil: Spoil | None = None, *, alive: bool = False) -> None:
         self.spoil = spoil
+        self.alive = alive
         self.spec: RunSpec | None = None
         self.how: How | None = None
 
@@ -93,7 +103,8 @@ class Fake:
         self.spec, self.how = spec, how
         if progress is not None:
             progress(1, 1, "predicting")
-        seen = [as_seen(prediction, spec) for prediction in predicted(spec) if prediction.rank in how.ranks]
+        predictions = predicted(spec, alive=self.alive)
+        seen = [as_seen(prediction, spec) for prediction in predictions if prediction.rank in how.ranks]
         return [self.spoil(one) for one in seen] if self.spoil is not None else seen
 
 

@@ -18,6 +18,7 @@ import pytest
 from fake_runs import Fake, doubled_call
 from trainledger.errors import Refused
 from trainledger.rules import RUNTIME
+from trainledger.runtime.observe.observation import Observation
 from trainledger.service import prove
 from trainledger.service.prove_plan import planned
 
@@ -253,11 +254,12 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, error: float, asked: list[Any]) -> 
 def test_a_cell_is_proven_by_its_lines_and_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     stubbed(monkeypatch, 3e-7, asked)
-    monkeypatch.setattr(prove, "launch", Fake())
+    monkeypatch.setattr(prove, "launch", Fake(alive=True))
     cell = cell_of(flags={"tp": 2, "recompute": "full", "optimizer": "adamw"}, parity="llama")
     found = module("proofs.prove").proven(cell, "code", None)
     assert (found.verdict, found.passed, found.gradient_error, found.named) == ("proven", True, 3e-7, ())
-    assert (found.ranks, found.equal, found.unexplained_bytes) == (2, found.lines, 0)
+    assert (found.ranks, found.equal + found.within, found.unexplained_bytes) == (2, found.lines, 0)
+    assert (found.within, found.saved_error, found.peak_error) == (4, 0.0, 0.0)
     assert found.lines > 100
     ((kind, plan, fields, layers),) = asked
     assert (kind, plan["tp"], plan["sp"], layers) == ("llama", 2, 1, 2)
@@ -269,10 +271,24 @@ def test_a_cell_is_proven_by_its_lines_and_its_gradients(monkeypatch: pytest.Mon
 
 
 def test_a_cell_whose_lines_differ_names_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prove, "launch", Fake(doubled_call))
+    monkeypatch.setattr(prove, "launch", Fake(doubled_call, alive=True))
     found = module("proofs.prove").proven(cell_of(flags={"dp": 2, "zero": 3}, parity="llama"), "code", None)
     assert (found.verdict, found.passed, found.gradient_error) == ("differs", False, None)
     assert [name.partition(":calls")[0] for name in found.named] == ["moved/all_gather/fp32"]
+
+
+def test_a_peak_beyond_its_tolerance_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def higher(seen: Observation) -> Observation:
+        more = (msgspec.structs.replace(line, amount=1.04 * line.amount) for line in seen.reported)
+        return msgspec.structs.replace(seen, reported=tuple(more))
+
+    monkeypatch.setattr(prove, "launch", Fake(higher, alive=True))
+    found = module("proofs.prove").proven(cell_of(flags={"dp": 2, "zero": 3}, parity="llama"), "code", None)
+    assert found.verdict == "differs"
+    assert {name.partition(":")[0] for name in found.named} == {
+        "held/peak/allocated",
+        "held/activations/saved for backward",
+    }
 
 
 def test_a_cell_that_breaks_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

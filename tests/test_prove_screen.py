@@ -41,7 +41,8 @@ def lines(rank: int) -> list[dict[str, Any]]:
         line("moved/all_reduce/fp32:calls@world", rank, 1, 1, unit="calls"),
         line("done/matmul", rank, 28_573_696, 28_573_696, unit="FLOP"),
         line("moved/all_to_all/bf16:in@ep", rank, 8192, 7936, "reported", basis="modelled"),
-        line("held/activations/saved for backward", rank, None, 255_876 + rank, "reported"),
+        line("held/activations/saved for backward", rank, 255_880, 255_876 + rank, "within", basis="modelled"),
+        line("held/peak/allocated", rank, None, 1_240_460, "reported"),
     ]
 
 
@@ -90,6 +91,7 @@ WRONG = [
     line("held/optimizer/model.norm.weight:exp_avg", 0, 256, 128, instant="rest"),
     line("held/optimizer/model.norm.weight:exp_avg", 1, 256, 128, instant="rest"),
     line("held/gradients/model.norm.weight", 3, 256, None, "missing", instant="backward"),
+    line("held/peak/allocated", 2, 1_200_000, 1_240_460, "beyond", basis="modelled"),
 ]
 SCREENS = {
     "prove.txt": answer(),
@@ -115,4 +117,4 @@ def test_screens(name: str) -> None:
 def test_nothing_equal_is_said_too() -> None:
     found = render(document(answer(lines=WRONG, verdict="differs")))
     assert "\nno line is equal\n" in found
-    assert found.endswith("differs: 3 of 3 lines differ, and 0 items are unexplained\n")
+    assert found.endswith("differs: 4 of 4 lines differ, and 0 items are unexplained\n")

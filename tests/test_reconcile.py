@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from strategies import dense, plan_of, routed, setting_of
-from trainledger.account.rank import Prediction, rank_lines
+from trainledger.account.rank import Amount, Prediction, rank_lines
+from trainledger.account.rank_memory import PEAK_TOLERANCE, SAVED_TOLERANCE
 from trainledger.facts.model import Model
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory
@@ -224,6 +225,63 @@ def test_what_the_router_decides_is_reported_and_conserved_over_its_group() -> N
 
 def by_id(found: Proof, identity: str) -> Verdict:
     return next(line for line in found.lines if line.id == identity)
+
+
+def with_memory(prediction: Prediction, *, saved: int, peak: int, routed: bool = False) -> Prediction:
+    """Both predicted figures, with their tolerances unless a router decides."""
+    one, two = (None, None) if routed else (SAVED_TOLERANCE, PEAK_TOLERANCE)
+    alive = {
+        "held/activations/saved for backward": Amount(amount=saved, basis="modelled", tolerance=one),
+        "held/peak/allocated": Amount(amount=peak, basis="modelled", tolerance=two),
+    }
+    return msgspec.structs.replace(prediction, alive=alive)
+
+
+def seen_with(prediction: Prediction, saved: int, peak: int) -> Observation:
+    reported = (
+        Line(id="held/activations/saved for backward", amount=saved, unit="B", basis="exact"),
+        Line(id="held/peak/allocated", amount=peak, unit="B", basis="exact"),
+    )
+    return msgspec.structs.replace(faithful(prediction), reported=reported)
+
+
+@pytest.mark.parametrize(
+    ("saved", "peak", "words"),
+    [
+        (1000, 5000, ("within", "within")),
+        (1010, 4900, ("within", "within")),
+        (1011, 5000, ("beyond", "within")),
+        (1000, 4899, ("within", "beyond")),
+    ],
+)
+def test_saved_activations_and_the_peak_may_be_off_by_their_tolerance(
+    pairs: list[Pair], saved: int, peak: int, words: tuple[str, str]
+) -> None:
+    prediction = with_memory(pairs[0][0], saved=1000, peak=5000)
+    found = proof([(prediction, seen_with(prediction, saved, peak))])
+    lines = [by_id(found, identity) for identity in prediction.alive]
+    assert tuple(line.verdict for line in lines) == words
+    assert {line.basis for line in lines} == {"modelled"}
+    assert found.verdict == ("differs" if "beyond" in words else "proven")
+
+
+def test_a_peak_that_was_not_seen_is_missing(pairs: list[Pair]) -> None:
+    prediction = with_memory(pairs[0][0], saved=512, peak=5000)
+    found = proof([(prediction, faithful(prediction))])
+    assert (found.verdict, by_id(found, "held/peak/allocated").verdict) == ("differs", "missing")
+
+
+def test_ranks_whose_router_decides_save_together_what_is_predicted() -> None:
+    ranks = [
+        with_memory(one, saved=1000, peak=5000, routed=True)
+        for one in predicted(routed(layers=1), dp_shard=2, ep=2, etp=1, zero_stage=3)
+    ]
+    together = "held/activations/saved for backward:conserved@ep"
+    for shares, word in (((800, 1200), "within"), ((800, 1100), "beyond")):
+        found = proof([(one, seen_with(one, saved, 6000)) for one, saved in zip(ranks, shares, strict=True)])
+        assert by_id(found, "held/activations/saved for backward").verdict == "reported"
+        assert by_id(found, "held/peak/allocated").verdict == "reported"
+        assert (by_id(found, together).verdict, by_id(found, together).predicted) == (word, 2000)
 
 
 def test_an_observation_of_another_rank_is_a_bug(pairs: list[Pair]) -> None:

@@ -12,7 +12,8 @@ import msgspec
 
 from proofs.cells import FAULTS, Cell
 from proofs.record import ROOT, Result
-from trainledger.reconcile.verdict import Item, Verdict
+from trainledger.account.rank_memory import PEAK, SAVED
+from trainledger.reconcile.verdict import WRONG, Item, Verdict
 from trainledger.runtime.observe.observation import Observation
 from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
@@ -64,7 +65,7 @@ def _compared(cell: Cell, code: str, progress: Progress | None) -> Result:
 
     answer = prove.run(cell.request, runner=spoilt if cell.fault else None, progress=progress)
     judged = [line for line in answer.lines if line.verdict != "reported"]
-    blamed = [*map(_line, (line for line in judged if line.verdict != "equal")), *map(_item, answer.unexplained.items)]
+    blamed = [*map(_line, (line for line in judged if line.verdict in WRONG)), *map(_item, answer.unexplained.items)]
     error, where = _gradient_error(cell) if cell.parity and answer.verdict == "proven" else (None, "")
     verdict, named = _verdict(cell, answer.verdict, blamed, error, where)
     return Result(
@@ -75,7 +76,10 @@ def _compared(cell: Cell, code: str, progress: Progress | None) -> Result:
         ranks=answer.world_size,
         lines=len(judged),
         equal=sum(line.verdict == "equal" for line in judged),
+        within=sum(line.verdict == "within" for line in judged),
         reported=len(answer.lines) - len(judged),
+        saved_error=_worst(answer.lines, SAVED),
+        peak_error=_worst(answer.lines, PEAK),
         unexplained_bytes=answer.unexplained.bytes,
         unexplained_calls=answer.unexplained.calls,
         gradient_error=error,
@@ -84,6 +88,13 @@ def _compared(cell: Cell, code: str, progress: Progress | None) -> Result:
         named=tuple(named[:MOST_NAMED]),
         code=code,
     )
+
+
+def _worst(lines: Iterable[Verdict], identity: str) -> float | None:
+    """The largest error of a modelled line, relative to what was measured, of all ranks where it is judged."""
+    judged = (one for one in lines if one.id == identity and one.verdict in ("within", "beyond"))
+    errors = [abs(one.predicted / one.measured - 1) for one in judged if one.predicted and one.measured]
+    return max(errors, default=None)
 
 
 def _line(line: Verdict) -> str:

@@ -45,8 +45,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """One cell.
 
     flags            as they are typed after `trainledger prove MODEL`
-    lines            those with an exact prediction; `equal` of them were measured so
+    lines            those with a prediction to meet; `equal` were measured so, `within` by no more off than they may be
     reported         lines without one
+    saved_error      the worst relative error of activations that a rank saves; null where nothing is predicted of them
+    peak_error       the same of its peak
     gradient_error   the worst relative error of a gradient against a run of one process; null where none is compared
     named            what was blamed, or why there is no answer
     code             digest of what the cell was proven with
@@ -67,6 +69,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     named: tuple[str, ...]
     code: str
+    within: int = 0
+    saved_error: float | None = None
+    peak_error: float | None = None
 
     @property
     def passed(self) -> bool:

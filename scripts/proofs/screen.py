@@ -98,7 +98,7 @@ def told(result: Result) -> str:
     """
     parts = [f"{result.verdict} {result.id} in {span(result.seconds)}"]
     if result.ranks:
-        parts.append(f"{result.ranks} ranks, {result.equal:,} of {result.lines:,} lines equal")
+        parts.append(f"{result.ranks} ranks, {result.equal + result.within:,} of {result.lines:,} lines as predicted")
     if result.gradient_error is not None:
         parts.append(f"gradients within {result.gradient_error:.1e}")
     said = ", ".join(parts)

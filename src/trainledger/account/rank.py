@@ -1,7 +1,7 @@
 """Everything that one rank should hold, move and compute in one optimizer step: the predicted side of a proof.
 
 The lines bear the names of the modules, layers spelled out, and have this rank's own bytes; instants are those at which
-a run is observed. What has no exact prediction (saved activations, the buffers of a unit on its way) has no line here.
+a run is observed. Saved activations and the peak are modelled, and added by rank_memory.py.
 """
 
 from __future__ import annotations
@@ -32,11 +32,15 @@ INSTANTS: tuple[Instant, ...] = get_args(Instant)
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
-    """One predicted line: bytes held, or FLOP done."""
+    """One predicted line: bytes held, or FLOP done.
+
+    tolerance   by how much of itself a measurement may differ, where it need not be equal; None: by any amount
+    """
 
     amount: int
     basis: Basis = "exact"
     formula: str = ""
+    tolerance: float | None = None
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +67,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     held       lines by instant and id; in a pipeline micro-batches overlap, and after the loss is no instant of its own
     flop       by operation: `done/<operation>`
     gathered   parameters of each unit as gathered: `held/gathered/<its first tensor>` to bytes; empty without units
+    alive      saved activations and the peak; empty where nobody said what the forward pass does
     """
 
     rank: int
@@ -71,6 +76,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[Sent, ...]
     flop: dict[str, Amount]
     gathered: dict[str, int]
+    alive: dict[str, Amount] = {}
 
 
 def rank_lines(inventory: Inventory, plans: Plans, rank: int, *, clips: bool = True) -> Prediction:

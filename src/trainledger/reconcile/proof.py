@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainledger.account.rank import Prediction
-from trainledger.lines import done_id
+from trainledger.account.rank_memory import SAVED, SAVED_TOLERANCE
+from trainledger.lines import Basis, done_id
 from trainledger.reconcile.reconcile import Key, moved_id, observed_calls, predicted_calls, reconcile, unexplained
-from trainledger.reconcile.verdict import Proof, Unexplained, Unit, Verdict, Word, judged
+from trainledger.reconcile.verdict import WRONG, Proof, Unexplained, Unit, Verdict, Word, judged
 from trainledger.runtime.observe.observation import Observation
 
 Pair = tuple[Prediction, Observation]
@@ -29,7 +30,7 @@ def proof(pairs: Sequence[Pair]) -> Proof:
         calls=sum(part.calls for part in left),
         items=tuple(item for part in left for item in part.items),
     )
-    held = not any(line.verdict in ("differs", "missing") for line in lines)
+    held = not any(line.verdict in WRONG for line in lines)
     proven = held and not whole.items
     return Proof(lines=tuple(lines), unexplained=whole, verdict="proven" if proven else "differs")
 
@@ -49,6 +50,7 @@ def _conserved(pairs: Sequence[Pair]) -> Iterator[Verdict]:
         group = [seen[rank] for rank in peers]
         yield from (_exchanged(key, group) for key in keys)
         yield from _computed(group, next(iter(keys)))
+        yield from _kept(group, next(iter(keys)))
 
 
 def _exchanged(key: Key, group: Sequence[Pair]) -> Verdict:
@@ -70,8 +72,24 @@ def _computed(group: Sequence[Pair], key: Key) -> Iterator[Verdict]:
         yield _line(f"{name}:conserved@{key[1]}", group, predicted, measured, "FLOP", word)
 
 
-def _line(identity: str, group: Sequence[Pair], predicted: int, measured: int, unit: Unit, word: Word) -> Verdict:
+def _kept(group: Sequence[Pair], key: Key) -> Iterator[Verdict]:
+    """Activations that all ranks save together: every row that is exchanged here costs as much, whoever has it."""
+    amounts = [prediction.alive.get(SAVED) for prediction, _ in group]
+    measured = [line.amount for _, seen in group for line in seen.reported if line.id == SAVED]
+    if all(amounts) and len(measured) == len(group):
+        predicted, total = sum(amount.amount for amount in amounts if amount), int(sum(measured))
+        word = judged(predicted, total, "modelled", SAVED_TOLERANCE)
+        yield _line(f"{SAVED}:conserved@{key[1]}", group, predicted, total, "B", word, "modelled")
+
+
+def _line(
+    identity: str,
+    group: Sequence[Pair],
+    predicted: int,
+    measured: int,
+    unit: Unit,
+    word: Word,
+    basis: Basis = "exact",
+) -> Verdict:
     rank = group[0][1].rank
-    return Verdict(
-        id=identity, rank=rank, predicted=predicted, measured=measured, unit=unit, basis="exact", verdict=word
-    )
+    return Verdict(id=identity, rank=rank, predicted=predicted, measured=measured, unit=unit, basis=basis, verdict=word)

@@ -3,7 +3,8 @@
 Held lines join on their id at each instant; collectives on kind, group and dtype, with three lines each: how many
 calls, bytes passed in, bytes written; FLOP on the operation. A group has the ranks that the plan gives it, and its
 backend has numbered as many collectives as were seen. After the loss saved activations are alive under no name: their
-bytes are reported, and only what is alive at the other instants under no name is unexplained.
+bytes and the peak are modelled, each with a tolerance, and only what is alive at the other instants under no name is
+unexplained.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def reconcile(prediction: Prediction, observation: Observation) -> list[Verdict]
         *_moved(prediction, observation),
         *_done(prediction, observation),
         *_gathered(prediction, observation),
-        *_reported(observation),
+        *_alive(prediction, observation),
     ]
 
 
@@ -139,16 +140,23 @@ def _gathered(prediction: Prediction, observation: Observation) -> Iterator[Verd
         yield _line(identity, prediction.rank, predicted, observation.gathered.get(identity), "B", "exact")
 
 
-def _reported(observation: Observation) -> Iterator[Verdict]:
-    for line in observation.reported:
+def _alive(prediction: Prediction, observation: Observation) -> Iterator[Verdict]:
+    """Saved activations and the peak: off by no more than their tolerance, where anything is predicted of them."""
+    seen = {line.id: line for line in observation.reported}
+    for identity in sorted(prediction.alive.keys() | seen.keys()):
+        amount, line = prediction.alive.get(identity), seen.get(identity)
+        measured = None if line is None else int(line.amount)
+        basis: Basis = "modelled" if amount is not None else "exact"
+        predicted, tolerance = (None, None) if amount is None else (amount.amount, amount.tolerance)
+        word: Word = "reported" if predicted is None else judged(predicted, measured, basis, tolerance)
         yield Verdict(
-            id=line.id,
-            rank=observation.rank,
-            predicted=None,
-            measured=int(line.amount),
-            unit="FLOP" if line.unit == "FLOP" else "B",
-            basis=line.basis,
-            verdict="reported",
+            id=identity,
+            rank=prediction.rank,
+            predicted=predicted,
+            measured=measured,
+            unit="FLOP" if line is not None and line.unit == "FLOP" else "B",
+            basis=basis,
+            verdict=word,
         )
 
 

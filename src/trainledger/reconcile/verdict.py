@@ -8,8 +8,12 @@ import msgspec
 
 from trainledger.lines import Basis
 
-Word = Literal["equal", "differs", "reported", "missing"]
-"""missing: predicted and not seen. reported: seen, without a prediction that it would have to equal."""
+Word = Literal["equal", "differs", "within", "beyond", "reported", "missing"]
+"""missing: predicted and not seen. within, beyond: off by less, by more than the tolerance of its prediction. reported:
+seen, without a prediction that it would have to meet."""
+
+WRONG: tuple[Word, ...] = ("differs", "beyond", "missing")
+"""What a proof may not have."""
 
 Unit = Literal["B", "FLOP", "calls"]
 
@@ -69,14 +73,18 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Literal["proven", "differs"]
 
 
-def judged(predicted: int, measured: int | None, basis: Basis) -> Word:
-    """The verdict on one figure.
+def judged(predicted: int, measured: int | None, basis: Basis, tolerance: float | None = None) -> Word:
+    """The verdict on one figure; `tolerance` is by how much of the prediction a modelled one may be off.
 
     >>> judged(4, 4, "exact"), judged(4, 8, "exact"), judged(4, None, "exact"), judged(4, 8, "modelled")
     ('equal', 'differs', 'missing', 'reported')
+    >>> judged(100, 102, "modelled", 0.02), judged(100, 97, "modelled", 0.02)
+    ('within', 'beyond')
     """
     if measured is None:
         return "missing" if predicted else "equal"
-    if basis != "exact":
+    if basis == "exact":
+        return "equal" if predicted == measured else "differs"
+    if tolerance is None:
         return "reported"
-    return "equal" if predicted == measured else "differs"
+    return "within" if abs(measured - predicted) <= tolerance * predicted else "beyond"

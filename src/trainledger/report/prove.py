@@ -16,6 +16,9 @@ WIDTH = 116
 MOST_ITEMS = 20
 """Of what nothing explains; --json has all."""
 
+WRONG = ("differs", "beyond", "missing")
+"""Verdicts that a proof may not have."""
+
 Lines = Sequence[Answer]
 
 
@@ -23,9 +26,12 @@ def document(answer: Answer) -> Document:
     """The whole comparison, the verdict last."""
     lines = answer["lines"]
     found: Document = [*_header(answer), BLANK, _ranks(answer), BLANK, *_equal(answer)]
-    wrong = [line for line in lines if line["verdict"] in ("differs", "missing")]
+    wrong = [line for line in lines if line["verdict"] in WRONG]
     if wrong:
         found += [BLANK, Text(f"{whole(len(wrong))} lines differ", "heading"), _listed(wrong, "bad")]
+    within = [line for line in lines if line["verdict"] == "within"]
+    if within:
+        found += [BLANK, Text("modelled, and within their tolerance", "heading"), _listed(within)]
     reported = [line for line in lines if line["verdict"] == "reported"]
     if reported:
         found += [BLANK, Text("reported, without an exact prediction", "heading"), _listed(reported)]
@@ -66,18 +72,19 @@ def _ranks(answer: Answer) -> Table:
     for rank, lines in apart.items():
         key = tuple((_key(line), line["predicted"], line["measured"], line["verdict"]) for line in lines)
         alike.setdefault(key, []).append(rank)
-    columns = [left("ranks"), *map(Column, ("lines", "equal", "differ", "reported", "held at most", "calls"))]
+    columns = [left("ranks"), *map(Column, ("lines", "equal", "within", "differ", "reported", "held at most", "calls"))]
     rows: list[list[str]] = []
     styles: list[Style] = []
     for ranks in alike.values():
         lines = apart[ranks[0]]
-        counts = {word: sum(line["verdict"] == word for line in lines) for word in ("equal", "reported")}
+        counts = {word: sum(line["verdict"] == word for line in lines) for word in ("equal", "within", "reported")}
         wrong = len(lines) - sum(counts.values())
         rows.append(
             [
                 spans(ranks),
                 whole(len(lines)),
                 whole(counts["equal"]),
+                whole(counts["within"]),
                 whole(wrong),
                 whole(counts["reported"]),
                 format_bytes(_held(lines)),
@@ -207,12 +214,13 @@ def _unexplained(answer: Answer) -> Document:
 
 
 def _verdict(answer: Answer) -> Text:
-    lines = answer["lines"]
-    counts = Counter(line["verdict"] for line in lines)
-    judged = len(lines) - counts["reported"]
+    counts = Counter(line["verdict"] for line in answer["lines"])
+    wrong = sum(counts[word] for word in WRONG)
+    judged = counts["equal"] + counts["within"] + wrong
     if answer["verdict"] == "proven":
-        return Text(f"proven: all {whole(judged)} lines are equal, and nothing is unexplained", "good")
-    wrong, items = judged - counts["equal"], len(answer["unexplained"]["items"])
+        within = f", {whole(counts['within'])} modelled ones within their tolerance" if counts["within"] else ""
+        return Text(f"proven: all {whole(counts['equal'])} lines are equal{within}, and nothing is unexplained", "good")
+    items = len(answer["unexplained"]["items"])
     found = f"{whole(wrong)} of {whole(judged)} lines differ, and {whole(items)} items are unexplained"
     return Text(f"differs: {found}", "bad")
 

@@ -14,10 +14,12 @@ import msgspec
 import trainledger
 from trainledger.account.peak import single_peak
 from trainledger.account.rank import Prediction, rank_lines
+from trainledger.account.rank_memory import with_memory
 from trainledger.errors import BadInput, UsageError
+from trainledger.facts.semantics import Semantics
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.limits import between
-from trainledger.plans.ranks import world_size
+from trainledger.plans.ranks import place_of, world_size
 from trainledger.plans.setting import Setting
 from trainledger.profiles import covers
 from trainledger.reconcile.proof import proof
@@ -85,7 +87,8 @@ def run(request: Request, *, runner: Runner | None = None, progress: Progress | 
     words = _cluster_words(request)
     between("timeout", request.timeout, 1, MOST_TIMEOUT_S)
     plan = planned(request)
-    predictions = _Predictions(plan)
+    rules = check_runtime(plan) if runner is None else None
+    predictions = _Predictions(plan, rules)
     each = FORKED_BYTES if words is None else STARTED_BYTES
     how = How(
         dry=request.dry or False,
@@ -94,13 +97,10 @@ def run(request: Request, *, runner: Runner | None = None, progress: Progress | 
         timeout_s=request.timeout if request.timeout is not None else TIMEOUT_S,
         rank_bytes=each + single_peak(predictions.inventory, plan.plans).total_bytes,
     )
-    if runner is None:
-        check_runtime(plan)
-        runner = launch
-    seen = runner(plan.spec, how, progress)
+    seen = (runner or launch)(plan.spec, how, progress)
     assert tuple(one.rank for one in seen) == how.ranks, "every rank that was to run has been seen, and no other"
     assert len({one.digest for one in seen}) == 1, "all ranks have seen the same run"
-    found = proof([(predictions.of(one.rank), one) for one in seen])
+    found = proof([(predictions.whole(one.rank, dry=how.dry), one) for one in seen])
     process = Process(
         seconds=round(time.perf_counter() - start, 3),
         version=trainledger.__version__,
@@ -134,22 +134,39 @@ def _response(
 
 
 class _Predictions:
-    """What every rank of a run should see."""
+    """What every rank of a run should see.
 
-    def __init__(self, plan: Planned) -> None:
+    rules   of the model's forward pass; None: of saved activations and peaks nothing is predicted
+    """
+
+    def __init__(self, plan: Planned, rules: Semantics | None) -> None:
         self.plan = plan
+        self.rules = rules
         self.inventory = Inventory(_as_told(plan))
         self.ranks = tuple(range(world_size(plan.spec.plan)))
 
     def of(self, rank: int) -> Prediction:
         """One rank's."""
-        return rank_lines(self.inventory, self.plan.plans, rank, clips=self.plan.spec.clip_norm > 0)
+        return rank_lines(self.inventory, self.plan.plans, rank, clips=self._clips)
+
+    @property
+    def _clips(self) -> bool:
+        return self.plan.spec.clip_norm > 0
+
+    def whole(self, rank: int, *, dry: bool) -> Prediction:
+        """The same with saved activations and the peak."""
+        found = self.of(rank)
+        if self.rules is None:
+            return found
+        return with_memory(found, self.inventory, self.plan.plans, self.rules, clips=self._clips, dry=dry)
 
     def different(self) -> tuple[int, ...]:
         """The first of all ranks that should see the same."""
         first: dict[bytes, int] = {}
         for rank in self.ranks:
-            first.setdefault(msgspec.json.encode(_figures(self.of(rank))), rank)
+            # the last of those that keys go round keeps less of what attention gives
+            last = place_of(self.plan.spec.plan, rank).cp == self.plan.spec.plan["cp"] - 1
+            first.setdefault(msgspec.json.encode((_figures(self.of(rank)), last)), rank)
         return tuple(first.values())
 
 
@@ -179,8 +196,8 @@ def _words(text: str) -> tuple[str, ...]:
         raise UsageError(f"--cluster-args {text!r} cannot be taken apart: {error}; close the quotes") from None
 
 
-def check_runtime(plan: Planned) -> None:
-    """Refuse what the runtime would refuse on every rank, before there are ranks."""
+def check_runtime(plan: Planned) -> Semantics:
+    """The rules of the forward pass, or the refusal of what the runtime would refuse on every rank."""
     try:
         release = importlib.metadata.version("torch").partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
@@ -197,7 +214,7 @@ def check_runtime(plan: Planned) -> None:
         )
     from trainledger.runtime.model.read import read_semantics
 
-    read_semantics(plan.spec.model, plan.spec.config)
+    return read_semantics(plan.spec.model, plan.spec.config)
 
 
 def _as_told(plan: Planned) -> Setting:
