@@ -70,7 +70,7 @@ def test_words_become_a_scenario(row: dict[str, str], expected: dict[str, object
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"compile": "0"}, {"compile": "off", "framework_version": "2025-06-31"}),
+        ({"compile": "0"}, {"compile": "off", "framework_version": "2025-06-30"}),
         ({"compile": "1"}, {"compile": "on"}),
         ({"recompute": "selective", "recompute_detail": "every 2nd layer"}, {"recompute": "every-2"}),
         ({"recompute": "selective", "recompute_detail": "per-op SAC"}, {"recompute": "selective"}),

@@ -79,7 +79,7 @@ def typed(one: Flag) -> str:
 
     >>> from trainledger.service.requests import PlanRequest
     >>> [typed(one) for one in flags(PlanRequest) if one.name in ("model", "sp", "zero", "recompute")]
-    ['MODEL', '--sp, --no-sp', '--recompute none|full', '--zero N']
+    ['MODEL', '--sp, --no-sp', '--recompute HOW', '--zero N']
     """
     if one.positional or not one.value:
         return ", ".join(one.options)

@@ -6,6 +6,7 @@ The readings are data/measured/engines.toml; a row is known by its system and it
 from __future__ import annotations
 
 import re
+from calendar import monthrange
 from functools import lru_cache
 
 import msgspec
@@ -133,7 +134,11 @@ def date_of(text: str) -> str:
     ('2024-12-31', '2024-12-31', '')
     """
     match = _DATE.search(text)
-    return f"{match[1]}-{match[2] or '12'}-{match[3] or '31'}" if match else ""
+    if not match:
+        return ""
+    year, month = match[1], match[2] or "12"
+    last = monthrange(int(year), int(month))[1] if 1 <= int(month) <= 12 else 31  # months of a year
+    return f"{year}-{month}-{match[3] or last}"
 
 
 def _holds(system: str, phrases: tuple[str, ...]) -> bool:
