@@ -294,6 +294,21 @@ def test_a_gathered_unit_is_held_until_it_is_resharded_and_its_padding_is_told()
     assert rest.unclaimed == ()
 
 
+@pytest.mark.parametrize(("sent", "most"), [(True, 2 * 4096 + 4), (False, 3 * 4096 + 4)])
+def test_what_a_thread_lets_go_of_a_moment_later_is_in_no_peak(sent: bool, most: int) -> None:
+    observer = Observer({})
+    with observer.watching():
+        kept = torch.ones(1)
+        observer.storages.mark()
+        handed = [torch.ones(1024)]
+        observer.storages.storage_of(handed[0]).sent = sent
+        thread = threading.Timer(0.0008, handed.clear)
+        thread.start()
+        later = torch.ones(1024) + kept
+    thread.join()
+    assert (observer.storages.peak_bytes, later.numel()) == (most, 1024)
+
+
 @pytest.mark.parametrize("fake", [False, True])
 def test_shapes_that_dtensor_propagates_are_no_memory_and_fake_tensors_have_the_bytes_of_real_ones(fake: bool) -> None:
     assert run_forked(1, tensor_parallel, fake)[0] == (4 * 64 * 64 * 4, 4 * 64 * 64 * 4 + 4 + 2048, 5 * 2 * 8 * 64 * 64)

@@ -7,16 +7,19 @@ operation (FSDP2 empties a gathered unit so), hence `UntypedStorage.resize_` is 
 
 What an operation allocates and frees again before it returns is not seen: a peak is one between operations. Neither is
 what a backend works on, but for the copy that gloo makes of what it reduces and scatters, of which it takes views while
-the program waits: that is known, and not part of a peak, for a thread of gloo lets go of it at a time of its own.
-[torch: csrc/distributed/c10d/ProcessGroupGloo.cpp reduce_scatter_tensor_coalesced] And while
-any dispatch mode is active autograd adds gradients that meet into a new tensor instead of into the first one, so a
-watched peak can exceed an unwatched one by the largest of them. [torch: csrc/autograd/input_buffer.cpp,
+the program waits: that is known, and not part of a peak, for a thread of gloo lets go of it at a time of its own. So it
+does of what it was given, a moment after it reports that all is done: before more is alive than ever before, that
+moment is waited for. [torch: csrc/distributed/c10d/ProcessGroupGloo.cpp reduce_scatter_tensor_coalesced, runLoop]
+
+While any dispatch mode is active autograd adds gradients that meet into a new tensor instead of into the first one, so
+a watched peak can exceed an unwatched one by the largest of them. [torch: csrc/autograd/input_buffer.cpp,
 can_accumulate_inplace; ATen/TensorSubclassLikeUtils.h]
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -25,6 +28,7 @@ from typing import Any, cast
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.lines import line_id
 from trainledger.runtime.observe.clock import Clock
@@ -39,6 +43,10 @@ COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_dtensor", "symm_mem"})
 
 REDUCE_SCATTER, SPLIT = "c10d::_reduce_scatter_base_", "aten::split.Tensor"
 """What gloo is asked, and what it does to its copy of what it was given, which is first seen so."""
+
+
+MOMENTS, MOMENT_S = 4, 0.0005
+"""How often and for how long to look again whether a thread of a backend has let go of anything."""
 
 
 class Ref(weakref.ref[torch.UntypedStorage]):
@@ -79,6 +87,7 @@ class StorageTracker:
         self.live: dict[int, Storage] = {}
         self.current_bytes = 0
         self.peak_bytes = 0
+        self._marked = False
         self._clock = clock
         self._label: tuple[str, str] | None = None
         # what the last reduce-scatter took, in bytes
@@ -101,9 +110,10 @@ class StorageTracker:
                     meet(tensor, op)
 
         def after_sending(args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
-            handed = [meet(tensor, op) for tensor in tensors_in((args, *kwargs.values(), out))]
-            for storage in handed:
-                storage.sent = True
+            tensors = tuple(tensors_in((args, *kwargs.values(), out)))
+            handed = [meet(tensor, op) for tensor in tensors]
+            for tensor, storage in zip(tensors, handed, strict=True):
+                storage.sent = not isinstance(tensor, FakeTensor)
             if op == REDUCE_SCATTER:
                 self._reduced = max(storage.bytes for storage in handed)
 
@@ -142,10 +152,22 @@ class StorageTracker:
 
     def _resize(self, known: Storage, size: int) -> None:
         self.current_bytes += 0 if known.inner else size - known.bytes
-        self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+        if self.current_bytes > self.peak_bytes:
+            self._settle()
+            self.peak_bytes = max(self.peak_bytes, self.current_bytes)
         if known.group is not None:
             self._sum(known.group, size - known.bytes)
         known.bytes = size
+
+    def _settle(self) -> None:
+        """Wait until what was sent is gone, or is there to stay."""
+        if not self._marked or not any(storage.sent for storage in self.live.values()):
+            return
+        for _ in range(MOMENTS):
+            time.sleep(MOMENT_S)
+            self.bury()
+            if self.current_bytes <= self.peak_bytes:
+                return
 
     def _sum(self, group: str, change: int) -> None:
         now = self._group_bytes[group] = self._group_bytes.get(group, 0) + change
@@ -202,6 +224,7 @@ class StorageTracker:
 
     def mark(self) -> None:
         """Peaks are counted from here."""
+        self._marked = True
         self.bury()
         self.peak_bytes = self.current_bytes
         self._group_peak = dict(self._group_bytes)
