@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from trainledger.cli.flags import Flag, flags
 from trainledger.cli.verbs import VERBS, Verb
@@ -25,9 +26,9 @@ WIDTH = 74
 JSON_OPTION = ("--json", "Print the answer as JSON.")
 
 
-def overview() -> Document:
-    """What `trainledger --help` says."""
-    rows = [(verb.name, verb.summary) for verb in VERBS]
+def overview(verbs: Sequence[Verb] = VERBS) -> Document:
+    """What `trainledger --help` says, or `trainledger KIND --help` of verbs of one kind."""
+    rows = [(verb.name, verb.summary) for verb in verbs]
     globals_ = [("--help", "This, or with a verb, its flags."), ("--version", "The version.")]
     return [
         Text("trainledger VERB ...", "answer"),

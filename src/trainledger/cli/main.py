@@ -76,20 +76,29 @@ def _dispatch(tokens: list[str]) -> int:
         return 0
     verb = _verb(tokens)
     asked = any(token in HELP for token in tokens)
-    if not tokens or (asked and (verb is not None or tokens[0] in HELP)):
-        return _help(verb)
+    kind = _kind(tokens)
+    if not tokens or (asked and (verb is not None or tokens[0] in HELP or kind)):
+        return _help(verb, kind)
+    if kind and tokens == [kind[0].words[0]]:
+        words = ", ".join(one.words[1] for one in kind)
+        return _complain(f"{tokens[0]} does one of several things; write one of {words} after it", 2)
     return _run(verb, tokens)
 
 
 def _verb(tokens: list[str]) -> Verb | None:
-    return next((verb for verb in VERBS if tokens and verb.name == tokens[0]), None)
+    return next((verb for verb in VERBS if verb.words == tuple(tokens[: len(verb.words)])), None)
 
 
-def _help(verb: Verb | None) -> int:
+def _kind(tokens: list[str]) -> tuple[Verb, ...]:
+    """Verbs of two words whose first one was typed."""
+    return tuple(verb for verb in VERBS if len(verb.words) > 1 and tokens and verb.words[0] == tokens[0])
+
+
+def _help(verb: Verb | None, kind: tuple[Verb, ...]) -> int:
     from trainledger.cli.help import of_verb, overview
     from trainledger.cli.show import write
 
-    write(overview() if verb is None else of_verb(verb))
+    write(of_verb(verb) if verb is not None else overview(kind or VERBS))
     return 0
 
 
@@ -101,11 +110,16 @@ def _run(verb: Verb | None, tokens: list[str]) -> int:
     from trainledger.errors import UsageError
 
     app = App(name="trainledger", help_flags=(), version_flags=(), result_action="return_value")
+    kinds: dict[str, App] = {}
     for known in VERBS:
+        *kind, name = known.words
+        if kind and kind[0] not in kinds:
+            app.command(kinds.setdefault(kind[0], App(name=kind[0], help_flags=(), version_flags=())))
+        under = kinds[kind[0]] if kind else app
         if known is verb:
-            app.command(command(known.service.Request, _act(known)), name=known.name)
+            under.command(command(known.service.Request, _act(known)), name=name)
         else:
-            app.command(App(name=known.name, help_flags=(), version_flags=()))
+            under.command(App(name=name, help_flags=(), version_flags=()))
     try:
         return int(app(tokens, exit_on_error=False, print_error=False))
     except CycloptsError as error:

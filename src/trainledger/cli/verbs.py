@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 
 class Verb(NamedTuple):
-    """A verb and what it answers, for the help; its modules are imported when it is used."""
+    """A verb and what it answers, for the help; its modules are imported when it is used.
+
+    name   one word, or two for one of several verbs of a kind: `baseline run`
+    """
 
     name: str
     summary: str
@@ -16,14 +19,24 @@ class Verb(NamedTuple):
     """Whether it takes long enough to say how far it is: its `run` then takes `progress`."""
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """What is typed."""
+        return tuple(self.name.split())
+
+    @property
+    def module(self) -> str:
+        """The name of its modules."""
+        return "_".join(self.words)
+
+    @property
     def service(self) -> ModuleType:
         """The module with Request, Response and run."""
-        return importlib.import_module(f"trainledger.service.{self.name}")
+        return importlib.import_module(f"trainledger.service.{self.module}")
 
     @property
     def report(self) -> ModuleType:
         """The module with `document`."""
-        return importlib.import_module(f"trainledger.report.{self.name}")
+        return importlib.import_module(f"trainledger.report.{self.module}")
 
 
 VERBS: tuple[Verb, ...] = (

@@ -9,14 +9,11 @@ from trainledger.service.requests import ANSWER, RUN, WORK, PlanRequest, flag
 Again = Literal["none", "full"]
 
 DEFAULTS: dict[str, Any] = {"engine": "pytorch", "precision": "fp32", "recompute": "none", "zero": 0}
-"""Of the flags of a plan, where this verb differs from others: what needs the least of a machine."""
+"""Of the flags of a plan, where verbs that run it differ from others: what needs the least of a machine."""
 
 
-class Request(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
-    """Run the plan on this machine, at sizes that fit it, and compare every line of its ledger with what is measured.
-
-    The plan must be legal at the sizes that were asked for; then the model is shrunken, by a rule that the answer says.
-    """
+class ProgramRequest(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
+    """A plan that this package's own program runs, and how: what verbs that run something share."""
 
     seq: Annotated[
         int | None, flag("Tokens of one sequence [4096, or what learned positions allow].", "N", group=WORK)
@@ -29,13 +26,6 @@ class Request(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
     precision: Annotated[str | None, flag("Recipe of dtypes: fp32 or bf16 [fp32].", "RECIPE")] = None
     engine: Annotated[str | None, flag("Whose accounting: that of this package's program [pytorch].", "ENGINE")] = None
     zero: Annotated[int | None, flag("ZeRO stage, 0 to 3 [0].", "N")] = None
-    dry: Annotated[
-        bool | None, flag("Run no ranks: a dry run with fake tensors and a fake process group.", group=RUN)
-    ] = None
-    full_size: Annotated[
-        bool | None, flag("Run the model, the sequence and the batch as they are, and do not shrink them.", group=RUN)
-    ] = None
-    steps: Annotated[int | None, flag("Optimizer steps; the last one is measured [3].", "N", group=RUN)] = None
     seed: Annotated[int | None, flag("Seed of weights and tokens [0].", "N", group=RUN)] = None
     early_stop: Annotated[
         bool | None,
@@ -57,4 +47,19 @@ class Request(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
         ),
     ] = None
     timeout: Annotated[int | None, flag("Seconds after which a run is ended [600].", "N", group=RUN)] = None
+
+
+class Request(ProgramRequest, frozen=True, kw_only=True, rename="kebab"):
+    """Run the plan on this machine, at sizes that fit it, and compare every line of its ledger with what is measured.
+
+    The plan must be legal at the sizes that were asked for; then the model is shrunken, by a rule that the answer says.
+    """
+
+    dry: Annotated[
+        bool | None, flag("Run no ranks: a dry run with fake tensors and a fake process group.", group=RUN)
+    ] = None
+    full_size: Annotated[
+        bool | None, flag("Run the model, the sequence and the batch as they are, and do not shrink them.", group=RUN)
+    ] = None
+    steps: Annotated[int | None, flag("Optimizer steps; the last one is measured [3].", "N", group=RUN)] = None
     all: Annotated[bool | None, flag("Print equal lines too; --json has them always.", group=ANSWER)] = None
