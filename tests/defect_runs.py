@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from trainledger.errors import BadInput
 from trainledger.runtime.checkpoint import Saver
 from trainledger.runtime.observe.tensors import local_part
-from trainledger.runtime.program import Program
+from trainledger.runtime.program import Program, Stepped
 from trainledger.runtime.scaling import WorldScaler
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.world import World
@@ -145,7 +145,7 @@ def _refusal(ask: Callable[[], object]) -> str:
 class _RootAlone(Program):
     """The program, but after a step only the outermost module is told to reshard."""
 
-    def step(self, index: int) -> float | None:
+    def step(self, index: int) -> Stepped:
         inside = self.data.after_step
 
         def root() -> None:
@@ -154,9 +154,9 @@ class _RootAlone(Program):
                 module.reshard()
 
         self.data.after_step = root
-        loss = super().step(index)
+        stepped = super().step(index)
         self.data.after_step = inside
-        return loss
+        return stepped
 
 
 def losses(rank: int, spec: RunSpec, root_alone: bool) -> list[float]:
@@ -165,7 +165,7 @@ def losses(rank: int, spec: RunSpec, root_alone: bool) -> list[float]:
     program = (_RootAlone if root_alone else Program)(spec, World(spec, CPU))
     found: list[float] = []
     for index in range(spec.steps):
-        loss = program.step(index)
+        loss = program.step(index).loss
         assert loss is not None
         mean = torch.tensor(loss)
         dist.all_reduce(mean)

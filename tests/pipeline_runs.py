@@ -115,7 +115,7 @@ class Run:
         """The loss of one optimizer step, and its collectives."""
         counter = CollectiveCounter(self.names, Clock())
         with watching(counter):
-            loss = self.program.step(index)
+            loss = self.program.step(index).loss
         return loss, counter.calls()
 
 
@@ -143,7 +143,7 @@ def _trained(run: Run) -> Seen:
         if step in COUNTED:
             loss, seen.calls[step] = run.counted(step)
         else:
-            loss = run.program.step(step)
+            loss = run.program.step(step).loss
         seen.losses.append(loss)
         if step in CHECKED:
             seen.gradients[step] = _whole(run.gradients)

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from trainledger.plans.ranks import Place
 from trainledger.runtime.spec import RunSpec
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+"""(tokens, labels), int64 [sequences, seq] each: a label is the token that follows."""
 
 SEED_STRIDE = 1_000_003
 """More than a run has steps, so that no two steps of any two seeds draw the same."""
+
+
+class Source(Protocol):
+    """Where the tokens of a run come from: the same step gives the same global batch in every layout."""
+
+    def __call__(self, step: int) -> list[Batch]:
+        """This rank's micro-batches of a step, num_microbatches of [mbs, seq], sequences whole."""
+        ...
+
+
+class Drawn:
+    """Tokens that are drawn from the seed and the step, for runs whose tokens do not matter."""
+
+    def __init__(self, spec: RunSpec, place: Place) -> None:
+        self._spec = spec
+        self._place = place
+
+    def __call__(self, step: int) -> list[Batch]:
+        """This rank's micro-batches of a step."""
+        return local_batches(self._spec, self._place, step)
 
 
 def global_batch(spec: RunSpec, step: int) -> Batch:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
 from trainledger.plans.split import chunks_of, layers_of, layers_per_chunk
-from trainledger.runtime.batch import Batch, local_batches
+from trainledger.runtime.batch import Batch, Drawn, Source
 from trainledger.runtime.model import Decoder, build_decoder, init_weights
 from trainledger.runtime.optimize import build_optimizer, clip_gradients, cut_by
 from trainledger.runtime.parallelize.context import parallelize_context, split_sequence
@@ -23,17 +24,34 @@ from trainledger.runtime.watch import Unwatched, Watch
 from trainledger.runtime.world import World
 
 
+class Stepped(NamedTuple):
+    """What one rank knows of an optimizer step.
+
+    loss      mean over this rank's tokens, before the step; None where this rank computes none
+    norm      of all gradients of the job before they were clipped; None where nothing is clipped
+    skipped   the optimizer did not step, on any rank, for a scaled gradient was not finite
+    scale     what the loss was multiplied by; None without loss scaling
+    """
+
+    loss: float | None
+    norm: float | None = None
+    skipped: bool = False
+    scale: float | None = None
+
+
 class Program:
     """What one rank runs.
 
+    source       where its tokens come from; unless given, they are drawn
     decoders     the (virtual) pipeline stages of this rank, in order
     kept         tensors held beside those of the plan: none, unless a fault was planted
     sums_norm    whether clipping sums the norm over the job: always, unless a fault was planted
     """
 
-    def __init__(self, spec: RunSpec, world: World, watch: Watch | None = None) -> None:
+    def __init__(self, spec: RunSpec, world: World, watch: Watch | None = None, source: Source | None = None) -> None:
         self.spec = spec
         self.world = world
+        self.source: Source = source or Drawn(spec, world.place)
         self.watch: Watch = watch or Unwatched()
         self.kept: list[torch.Tensor] = []
         self.sums_norm = True
@@ -81,24 +99,57 @@ class Program:
             yield Named("buffers", "positions", self.pipeline.positions)
             yield from self.pipeline.received()
 
-    def step(self, index: int) -> float | None:
-        """One optimizer step on batch `index`; the mean loss of this rank's tokens where this rank computes it."""
+    def step(self, index: int) -> Stepped:
+        """One optimizer step on batch `index`."""
         watch = self.watch
-        batches = [self._own_tokens(batch) for batch in local_batches(self.spec, self.world.place, index)]
+        batches = [self._own_tokens(batch) for batch in self.source(index)]
         loss = self._piped(batches) if self.pipeline else self._accumulated(batches)
         del batches
         with watch.phase("backward"):
             self._finish_gradients()
         watch.instant("backward", self.named_tensors())
         with watch.phase("clip"):
-            if self.spec.clip_norm:
-                self._clip()
+            norm = self._clip() if self.spec.clip_norm else None
         with watch.phase("optimizer"):
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.data.after_step()
         watch.instant("rest", self.named_tensors())
-        return loss
+        return Stepped(loss, norm)
+
+    def evaluate(self, batches: Sequence[Batch], count: int | None = None) -> float | None:
+        """Mean loss of the first `count` sequences of these micro-batches [mbs, seq], without gradients.
+
+        All ranks call it with as many micro-batches, sequences whole; what lies beyond `count` (None: nothing) only
+        fills the last one up. None where this rank computes no loss, and 0.0 over no sequences.
+        """
+        losses: list[torch.Tensor] = []
+        with torch.no_grad():
+            for tokens, labels in map(self._own_tokens, batches):
+                logits = self._forward(tokens)
+                if logits is not None:
+                    # sequence by sequence, so that those that fill up a micro-batch can be left out
+                    losses += [self._loss(*pair) for pair in zip(logits.split(1), labels.split(1), strict=True)]
+            self.data.after_step()
+        if self.pipeline is not None and not self.pipeline.is_last:
+            return None
+        counted = losses[:count]
+        return value_of(torch.stack(counted).mean()) if counted else 0.0
+
+    def _forward(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        """Logits of one micro-batch; None where they are another stage's."""
+        if self.pipeline is not None:
+            return self.pipeline.forward(tokens)
+        (module,) = self.modules
+        return module(tokens, self._positions())
+
+    def set_learning_rate(self, rate: float) -> None:
+        """What the optimizer's next step multiplies its direction by."""
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def group_gathered(self) -> None:
         """Tell the watch what is gathered together; FSDP2 makes those storages in the first step."""
@@ -107,12 +158,12 @@ class Program:
                 self.watch.group(name, tensors)
 
     def _own_tokens(self, batch: Batch) -> Batch:
-        """The part of each sequence that this context-parallel rank computes."""
+        """The part of each sequence that this context-parallel rank computes, on its device."""
         cp = self.spec.plan["cp"]
+        tokens, labels = (part.to(self.world.device) for part in batch)
         if cp == 1:
-            return batch
-        tokens, labels = (split_sequence(part, 1, self.world.place.cp, cp) for part in batch)
-        return tokens, labels
+            return tokens, labels
+        return split_sequence(tokens, 1, self.world.place.cp, cp), split_sequence(labels, 1, self.world.place.cp, cp)
 
     def _positions(self) -> torch.Tensor | None:
         cp = self.spec.plan["cp"]

@@ -35,7 +35,7 @@ def run(spec: RunSpec, progress: Progress, *, fake: FakeTensorMode | None = None
                 for fault in spec.faults:
                     FAULTS[fault](program)
             with observer.observing() if observed else nullcontext():
-                loss = program.step(index)
+                loss = program.step(index).loss
             if loss is not None:
                 losses.append(loss)
     progress(spec.steps, spec.steps, "done")

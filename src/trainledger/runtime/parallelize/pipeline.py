@@ -48,8 +48,10 @@ class Pipeline:
     ) -> None:
         plan = spec.plan
         self._is_first = world.place.pp == 0
-        self._is_last = world.place.pp == plan["pp"] - 1
+        self.is_last = world.place.pp == plan["pp"] - 1
         self.positions = positions
+        self._boundary = boundary_of(spec)
+        self._world = world
         chunks = chunks_of(world.place.pp, plan["pp"], plan["vpp"])
         self._stages = [_stage(*pair, spec, world) for pair in zip(decoders, chunks, strict=True)]
         batches = plan["num_microbatches"]
@@ -66,9 +68,26 @@ class Pipeline:
         """
         inputs = (tokens,) if self._is_first else ()
         losses: list[torch.Tensor] = []
-        target = labels if self._is_last else None
+        target = labels if self.is_last else None
         self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False, positions=self.positions)
-        return torch.stack([loss.detach() for loss in losses]).sum() if self._is_last else None
+        return torch.stack([loss.detach() for loss in losses]).sum() if self.is_last else None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        """Logits of one micro-batch [mbs, tokens of this rank] on the last stage, None elsewhere; no gradients.
+
+        One micro-batch after the other, each through all chunks in order: a stage that has passed one on takes the
+        next while the later stages work.
+        """
+        group, place, pp = self._world.group("pp"), self._world.place.pp, self._world.plan["pp"]
+        hidden = tokens
+        for stage in self._stages:
+            if not stage.is_first:
+                hidden = self._boundary.new_empty(self._boundary.shape, device=self._world.device)
+                dist.recv(hidden, group=group, group_src=(place - 1) % pp)
+            hidden = stage.submod(hidden, positions=self.positions)
+            if not stage.is_last:
+                dist.send(hidden.contiguous(), group=group, group_dst=(place + 1) % pp)
+        return hidden if self.is_last else None
 
     def received(self) -> Iterator[Named]:
         """What boundary tensors are received into: for every micro-batch one of its own, from the first step on.
@@ -84,19 +103,21 @@ class Pipeline:
                             yield Named("buffers", name, argument.buffer)
 
 
+def boundary_of(spec: RunSpec) -> torch.Tensor:
+    """What travels between stages, without memory: [mbs, tokens of a rank, hidden] in the dtype of activations."""
+    plan = spec.plan
+    tokens = spec.seq // (plan["cp"] * (plan["tp"] if plan["sp"] else 1))
+    shape = plan["mbs"], tokens, spec.model.hidden_size
+    return torch.empty(shape, dtype=DTYPES[spec.precision], device="meta", requires_grad=True)
+
+
 def _stage(decoder: nn.Module, chunk: int, spec: RunSpec, world: World) -> Stage:
-    """A stage whose boundary tensors are known: [mbs, tokens of this rank, hidden] in the dtype of activations."""
+    """A stage whose boundary tensors are known."""
     _keep_gathered(decoder)
     plan = spec.plan
     chunks = plan["pp"] * plan["vpp"]
-    tokens = spec.seq // plan["cp"]
-    boundary = tokens // plan["tp"] if plan["sp"] else tokens
-
-    def described(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(plan["mbs"], *shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point)
-
-    hidden = described(boundary, spec.model.hidden_size, dtype=DTYPES[spec.precision])
-    ids = described(tokens, dtype=torch.int64)
+    hidden = boundary_of(spec)
+    ids = torch.empty(plan["mbs"], spec.seq // plan["cp"], dtype=torch.int64, device="meta")
     # what leaves the last stage goes to the loss, so that PyTorch asks only whether there is a description
     return Stage(
         decoder,
