@@ -1,4 +1,4 @@
-"""What torchrun starts on every rank: `python -m trainledger.runtime.main --spec FILE --out DIR`.
+"""What torchrun starts on every rank: `python -m trainledger.runtime.main --job NAME --spec FILE --out DIR`.
 
 Every rank writes `rank-<n>.json`, what it saw, into DIR, and one rank of each machine writes those of all the others,
 so that each machine has the whole. A rank that fails writes `failed-<n>.json`.
@@ -15,8 +15,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,6 +28,7 @@ from trainledger.runtime.launch.rank import ORPHANED
 from trainledger.runtime.observe.observation import Observation
 from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
+from trainledger.runtime.timed import Timed, Timing
 
 ECHO_S = 1.0
 """A rank that raised stays this long: torchrun, which looks ten times a second, then sees another's death first."""
@@ -35,7 +37,8 @@ ECHO_S = 1.0
 def main(argv: Sequence[str]) -> None:
     """One rank, from its arguments and the environment that torchrun made."""
     parser = argparse.ArgumentParser(prog="trainledger.runtime.main", allow_abbrev=False)
-    parser.add_argument("--spec", type=Path, required=True, help="RunSpec as JSON")
+    parser.add_argument("--job", choices=JOBS, default="prove", help="the program")
+    parser.add_argument("--spec", type=Path, required=True, help="what the ranks are told, as JSON")
     parser.add_argument("--out", type=Path, required=True, help="folder for what the ranks saw")
     parser.add_argument("--stack-at", type=float, help="on the machine's monotonic clock: write down where the rank is")
     arguments = parser.parse_args(argv)
@@ -44,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
     if arguments.stack_at is not None:
         faulthandler.dump_traceback_later(max(1.0, arguments.stack_at - time.monotonic()), exit=False)
     try:
-        _run(arguments.spec, out)
+        _run(JOBS[arguments.job], arguments.spec, out)
     except BaseException as error:
         write_whole(out / f"failed-{os.environ['RANK']}.json", msgspec.json.encode(failure_of(error)))
         time.sleep(ECHO_S)
@@ -60,6 +63,25 @@ def observed(spec: RunSpec, progress: Progress) -> Observation:
 
     agree(spec.digest)
     return run(spec, progress)
+
+
+def measured(timed: Timed, progress: Progress) -> Timing:
+    """Put the steps of `timed` on the clock on this rank, once all ranks have agreed that it is the same run."""
+    from trainledger.runtime.measure import measure
+
+    agree(timed.digest)
+    return measure(timed, progress)
+
+
+class Program(NamedTuple):
+    """What ranks are told, and what they do; what they give back has their `rank`."""
+
+    told: type[msgspec.Struct]
+    run: Callable[[Any, Progress], Any]
+
+
+JOBS: dict[str, Program] = {"prove": Program(RunSpec, observed), "measure": Program(Timed, measured)}
+"""By name."""
 
 
 def agree(digest: str) -> None:
@@ -85,15 +107,15 @@ def write_whole(path: Path, content: bytes) -> None:
     part.replace(path)
 
 
-def _run(spec_file: Path, out: Path) -> None:
+def _run(job: Program, spec_file: Path, out: Path) -> None:
     """Join, run, and write what was seen."""
-    spec = msgspec.json.decode(spec_file.read_bytes(), type=RunSpec)
+    told = msgspec.json.decode(spec_file.read_bytes(), type=job.told)
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     _join(local)
     import torch.distributed as dist
 
-    seen = observed(spec, _Progress(out / "progress") if rank == 0 else _unheard)
-    every: list[Observation] = [seen] * dist.get_world_size()
+    seen = job.run(told, _Progress(out / "progress") if rank == 0 else _unheard)
+    every: list[Any] = [seen] * dist.get_world_size()
     dist.all_gather_object(every, seen)
     for other in every if local == 0 else [seen]:
         write_whole(out / f"rank-{other.rank}.json", msgspec.json.encode(other))

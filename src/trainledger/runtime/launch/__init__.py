@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trainledger.runtime.observe.observation import Observation
     from trainledger.runtime.progress import Progress
     from trainledger.runtime.spec import RunSpec
+    from trainledger.runtime.timed import Timed, Timing
 
 
 def run_local(
@@ -32,6 +35,44 @@ def run_local(
     if rank_bytes is not None:
         check_host_memory(ranks, rank_bytes, available_bytes)
     return run_forked(ranks, _observed, msgspec.json.encode(spec), timeout_s=timeout_s, progress=progress)
+
+
+def run_timed(
+    timed: Timed,
+    *,
+    cluster_args: Sequence[str] | None,
+    timeout_s: float,
+    rank_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> list[Timing]:
+    """Put the steps of a run on the clock, on ranks that are forked here or started by torchrun with its arguments."""
+    import msgspec
+
+    from trainledger.plans.ranks import world_size
+    from trainledger.runtime.launch.fork import run_forked
+    from trainledger.runtime.launch.memory import check_host_memory
+    from trainledger.runtime.launch.torchrun import Job, run_job
+    from trainledger.runtime.timed import Timing
+
+    ranks = world_size(timed.run.plan)
+    if cluster_args is not None:
+        job = Job("measure", timed, Timing)
+        return run_job(job, ranks, cluster_args, timeout_s=timeout_s, rank_bytes=rank_bytes, progress=progress)
+    if rank_bytes is not None:
+        check_host_memory(ranks, rank_bytes)
+    return run_forked(ranks, _measured, msgspec.json.encode(timed), timeout_s=timeout_s, progress=progress)
+
+
+def _measured(rank: int, timed: bytes) -> Timing:
+    """What one forked rank does on the clock."""
+    del rank
+    import msgspec
+
+    from trainledger.runtime.launch.rank import report
+    from trainledger.runtime.main import measured
+    from trainledger.runtime.timed import Timed
+
+    return measured(msgspec.json.decode(timed, type=Timed), report)
 
 
 def _observed(rank: int, spec: bytes) -> Observation:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,6 +26,8 @@ from trainledger.runtime.launch.memory import check_host_memory
 from trainledger.runtime.observe.observation import Observation
 from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
+
+Seen = TypeVar("Seen")
 
 LOOK_S = 0.1
 """How often torchrun and the ranks' progress are looked at; torchrun looks at its ranks as often."""
@@ -42,6 +45,14 @@ _IN_USE = re.compile(r"port: (\d+)[^\n]*(?:EADDRINUSE|address already in use)")
 """How torch's store says it. [torch/csrc/distributed/c10d/socket.cpp]"""
 
 
+class Job(NamedTuple, Generic[Seen]):
+    """A program of runtime/main.py by its name there, what its ranks are told, and the type of what each gives back."""
+
+    name: str
+    told: msgspec.Struct
+    seen: type[Seen]
+
+
 def run_torchrun(
     spec: RunSpec,
     cluster_args: Sequence[str] = (),
@@ -51,24 +62,45 @@ def run_torchrun(
     available_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> list[Observation]:
-    """Run `spec` under torchrun; what every rank of all nodes saw, in rank order.
+    """Run `spec` under torchrun, observed; what every rank of all nodes saw, in rank order."""
+    return run_job(
+        Job("prove", spec, Observation),
+        world_size(spec.plan),
+        cluster_args,
+        timeout_s=timeout_s,
+        rank_bytes=rank_bytes,
+        available_bytes=available_bytes,
+        progress=progress,
+    )
+
+
+def run_job(
+    job: Job[Seen],
+    ranks: int,
+    cluster_args: Sequence[str],
+    *,
+    timeout_s: float,
+    rank_bytes: int | None = None,
+    available_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> list[Seen]:
+    """Run a job under torchrun on so many ranks; what every rank of all nodes gave back, in rank order.
 
     `cluster_args` are torchrun's flags for several nodes (see `cluster`). `rank_bytes` is what one rank is expected to
     hold in this machine's memory; with it a run that cannot fit is refused. The time includes torchrun's own start.
     """
-    ranks = world_size(spec.plan)
     cluster = read_cluster(cluster_args, ranks)
     if rank_bytes is not None:
         check_host_memory(cluster.local, rank_bytes, available_bytes)
     check_port(cluster)
     with tempfile.TemporaryDirectory(prefix="trainledger-", ignore_cleanup_errors=True) as folder:
         out = Path(folder)
-        (out / "spec.json").write_bytes(msgspec.json.encode(spec))
+        (out / "spec.json").write_bytes(msgspec.json.encode(job.told))
         # The ranks exit when this lock is let go, which the kernel does when this process dies.
         with (out / "alive").open("wb") as alive:
             fcntl.flock(alive, fcntl.LOCK_EX)
             deadline = time.monotonic() + timeout_s
-            started = _start(out, cluster, deadline - STACK_S)
+            started = _start(job.name, out, cluster, deadline - STACK_S)
             try:
                 status = _watch(started, deadline, out / "progress", progress)
                 if status is None:
@@ -76,18 +108,18 @@ def run_torchrun(
                 if status:
                     raise _why(out, cluster, ranks, status)
                 seen = [out / f"rank-{rank}.json" for rank in range(ranks)]
-                return [msgspec.json.decode(file.read_bytes(), type=Observation) for file in seen]
+                return [msgspec.json.decode(file.read_bytes(), type=job.seen) for file in seen]
             finally:
                 fcntl.flock(alive, fcntl.LOCK_UN)
                 _end(started)
 
 
-def _start(out: Path, cluster: Cluster, stack_at: float) -> subprocess.Popen[bytes]:
+def _start(job: str, out: Path, cluster: Cluster, stack_at: float) -> subprocess.Popen[bytes]:
     command = [
         *(sys.executable, "-m", "torch.distributed.run", f"--log-dir={out / 'ranks'}", "--redirects=3"),
         *(*cluster.flags, "--max-restarts=0", f"--monitor-interval={LOOK_S}"),
         *("-m", "trainledger.runtime.main", "--spec", str(out / "spec.json"), "--out", str(out)),
-        *("--stack-at", str(stack_at)),
+        *("--job", job, "--stack-at", str(stack_at)),
     ]
     with (out / "log").open("wb") as log:
         return subprocess.Popen(  # noqa: S603  # our own interpreter, and flags that were checked

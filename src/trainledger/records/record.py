@@ -1,0 +1,110 @@
+"""One record of the run book: a baseline, a plan that was run at several numbers of ranks, with all that was measured.
+
+Times are those of each step, not of means, and each has the time of a fixed reference beside it (runtime/reference.py).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Literal
+
+import msgspec
+
+from trainledger.reconcile.verdict import Verdict
+
+Scaling = Literal["weak", "strong"]
+"""weak: every rank does as much at any number of ranks; strong: all ranks together do."""
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """Where it was measured: what a time depends on. `reference` is the version of the reference beside the steps."""
+
+    host: str
+    device: str
+    cores: int
+    torch_version: str
+    reference: int
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step on the clock; a round is a start of the ranks, and counts from 0."""
+
+    round: int
+    step: int
+    seconds: float
+    reference_work_s: float
+    reference_sum_s: float
+
+    @property
+    def relative(self) -> float:
+        """The step in units of the reference beside it."""
+        return self.seconds / (self.reference_work_s + self.reference_sum_s)
+
+
+class Rung(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """The plan at one number of ranks.
+
+    spec                   what the ranks were told (RunSpec), from which it can be run again
+    tokens                 of one optimizer step, all ranks together
+    flop, wire_bytes       predicted of a step of the rank with most: arithmetic, and bytes sent by the ring algorithm
+    reference_wire_bytes   what a rank sends in the reference's sum
+    allocator_peak_bytes   of each rank, in the steps on the clock; none where there is no caching allocator
+    lines                  every line of every rank, predicted and measured, with its verdict
+    unexplained_bytes, unexplained_calls   of the proof: what no line claims
+    """
+
+    ranks: int
+    spec: dict[str, Any]
+    tokens: int
+    flop: int
+    wire_bytes: int
+    reference_wire_bytes: int
+    allocator_peak_bytes: tuple[int, ...]
+    unexplained_bytes: int
+    unexplained_calls: int
+    lines: tuple[Verdict, ...]
+    steps: tuple[Step, ...]
+
+    @cached_property
+    def rounds(self) -> dict[int, tuple[Step, ...]]:
+        """The steps of each round."""
+        found: dict[int, list[Step]] = {}
+        for step in self.steps:
+            found.setdefault(step.round, []).append(step)
+        return {number: tuple(steps) for number, steps in found.items()}
+
+    @property
+    def step_s(self) -> float:
+        """Of all steps the median."""
+        return statistics.median(step.seconds for step in self.steps)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of a step over its median time."""
+        return self.tokens / self.step_s
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """One record.
+
+    number     in its book; 0 while it is in none
+    layout     the plan in words
+    made_at    UTC, ISO 8601
+    """
+
+    name: str
+    made_at: str
+    model: str
+    layout: str
+    scaling: Scaling
+    version: str
+    machine: Machine
+    rungs: tuple[Rung, ...]
+    number: int = 0
+
+    @property
+    def by_ranks(self) -> Mapping[int, Rung]:
+        """The rungs by their number of ranks."""
+        return {rung.ranks: rung for rung in self.rungs}

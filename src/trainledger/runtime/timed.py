@@ -1,0 +1,51 @@
+"""What a rank is told to time, and what it saw, as plain data. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from trainledger.runtime.spec import RunSpec
+
+
+class Timed(msgspec.Struct, frozen=True, kw_only=True):
+    """A run on the clock.
+
+    unmeasured  steps before any is timed: DDP makes its buckets anew in the second, optimizers their state in the first
+    steps       those that are timed
+    """
+
+    run: RunSpec
+    unmeasured: int = 3
+    steps: int = 30
+
+    @property
+    def digest(self) -> str:
+        """Hash of everything above, which all ranks must share."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+
+class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a step, and of the reference beside it: its arithmetic, and its sum over all ranks."""
+
+    seconds: float
+    reference_work_s: float
+    reference_sum_s: float
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's timed steps.
+
+    reference_wire_bytes  what a rank sends in the reference's sum, by the ring algorithm
+    allocator_peak_bytes  most that PyTorch's caching allocator had given out in the timed steps; None on a CPU, which
+                          has none
+    """
+
+    rank: int
+    digest: str
+    steps: tuple[TimedStep, ...]
+    reference_wire_bytes: int
+    allocator_peak_bytes: int | None
+    device: str
+    torch_version: str
