@@ -14,16 +14,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from trainledger.errors import BadInput
-from trainledger.runtime.checkpoint import Saver
+from trainledger.runtime.checkpoint.saver import Saver
 from trainledger.runtime.observe.tensors import local_part
+from trainledger.runtime.precision.scaling import WorldScaler
 from trainledger.runtime.program import Program, Stepped
-from trainledger.runtime.scaling import WorldScaler
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.world import World
 
@@ -105,41 +105,56 @@ def saved_while_training(rank: int, folder: Path, ours: bool) -> list[float]:
     weight = DTensor.from_local(own, mesh, [Shard(0)])
     state = {"weight": weight}
     with slow_disk(rank):
-        running: object = Saver().save_async(state, folder) if ours else async_save(state, checkpoint_id=folder)
-        assert isinstance(running, Future)
+        wait = _save_by_saver(state, folder) if ours else _save_by_torch(state, folder)
         time.sleep(0.2 * rank)
         for size in range(1, 200):
             total = torch.ones(1000 * size)
             dist.all_reduce(total)
             assert total.eq(dist.get_world_size()).all(), "an all-reduce took what the save said for a rank's share"
         own.fill_(-1.0)
-        running.result()
+        wait()
     dist.barrier()
     back = {"weight": DTensor.from_local(torch.zeros(3), mesh, [Shard(0)])}
     load(back, checkpoint_id=folder)
     return back["weight"].full_tensor().tolist()
 
 
-def refused_saves(rank: int, folder: Path) -> list[str]:
-    """What a rank is told of a second save that comes too early, and of one into a folder that exists."""
-    saver, state = Saver(), {"weight": torch.ones(3)}
-    told: list[str] = []
-    with slow_disk(rank):
-        running = saver.save_async(state, folder / "first")
-        told.append(_refusal(lambda: saver.save_async(state, folder / "second")))
-        running.result()
-        dist.barrier()
-    told.append(_refusal(lambda: saver.save_async(state, folder / "first")))
-    saver.save_async(state, folder / "third").result()
-    return told
+def _save_by_torch(state: dict[str, DTensor], folder: Path) -> Callable[[], object]:
+    running = async_save(state, checkpoint_id=folder)
+    assert isinstance(running, Future)
+    return running.result
 
 
-def _refusal(ask: Callable[[], object]) -> str:
+def _save_by_saver(state: dict[str, DTensor], folder: Path) -> Callable[[], object]:
+    saver = Saver()
+    copied = {name: value.detach().clone() for name, value in state.items()}
+    saver.start(lambda: save(copied, checkpoint_id=folder, process_group=saver.group))
+    return saver.close
+
+
+def saves_in_turn(rank: int) -> tuple[list[str], str]:
+    """What happens when saves are asked for at once, of which the second fails, and what the third is told of that."""
+    del rank
+    saver, happened = Saver(), list[str]()
+
+    def first() -> None:
+        time.sleep(0.3)
+        happened.append("first")
+
+    def second() -> None:
+        happened.append("second")
+        raise BadInput("the disk is full")
+
+    saver.start(first)
+    saver.start(second)
+    told = ""
     try:
-        ask()
+        saver.start(lambda: happened.append("third"))
     except BadInput as error:
-        return str(error)
-    return ""
+        told = str(error)
+    saver.start(lambda: happened.append("fourth"))
+    saver.close()
+    return happened, told
 
 
 class _RootAlone(Program):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from defect_runs import SCALE, Scaled, Scaling, divided, losses, refused_saves, saved_while_training, scaled
+from defect_runs import SCALE, Scaled, Scaling, divided, losses, saved_while_training, saves_in_turn, scaled
 from parity import Cell, alone, task_of
 from trainledger.runtime.launch.fork import RankFailed, run_forked
 
@@ -62,11 +62,10 @@ def test_a_save_on_a_group_of_its_own_lets_training_go_on(tmp_path: Path) -> Non
     assert found == [[1.0] * 3 + [2.0] * 3] * 2
 
 
-def test_saves_are_one_at_a_time_and_each_in_a_new_folder(tmp_path: Path) -> None:
-    for early, again in run_forked(2, refused_saves, tmp_path):
-        assert "still running" in early
-        assert f"{tmp_path}/first exists" in again
-    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["first", "third"]
+def test_saves_are_one_at_a_time_and_an_error_is_told_to_the_next() -> None:
+    for happened, told in run_forked(2, saves_in_turn):
+        assert happened == ["first", "second", "fourth"]
+        assert told == "the disk is full"
 
 
 def test_a_root_that_is_told_to_reshard_alone_trains_on_stale_weights() -> None:
