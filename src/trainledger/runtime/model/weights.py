@@ -42,7 +42,7 @@ def decoder_tensors(decoder: Decoder) -> dict[str, Tensor]:
 def save_safetensors(tensors: Mapping[str, Tensor], path: str | Path) -> None:
     """Write tensors, whose names may have `*` for the index of the expert, to one file, whole or not at all."""
     target = Path(path)
-    flat = {single: part for name, tensor in tensors.items() for single, part in _split(name, tensor)}
+    flat = {single: part for name, tensor in tensors.items() for single, part in split_stack(name, tensor)}
     unfinished = target.with_name(target.name + ".unfinished")
     try:
         save_file(flat, unfinished, metadata={"format": "pt"})
@@ -65,9 +65,8 @@ def load_safetensors(decoder: Decoder, path: str | Path) -> None:
     with contextlib.ExitStack() as stack:
         files = [_Opened(file, stack) for file in _files(Path(path))]
         where = {name: file for file in files for name in file.names}
-        wanted = {
-            single: part for name, parameter in decoder.named_parameters() for single, part in _split(name, parameter)
-        }
+        named = decoder.named_parameters()
+        wanted = {single: part for name, parameter in named for single, part in split_stack(name, parameter)}
         _check(decoder, Path(path), wanted, where)
         _check_tied(decoder, where)
         with torch.no_grad():
@@ -108,7 +107,7 @@ class _Opened:
             raise BadInput(f"{self.path}: {name} cannot be read ({error}); get the file again") from error
 
 
-def _split(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+def split_stack(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """A tensor under its name on disk; a stack as one view for each index."""
     if "*" not in name:
         yield name, tensor
