@@ -29,6 +29,8 @@ from trainledger.runtime.observe.observation import Observation
 from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.timed import Timed, Timing
+from trainledger.runtime.train.result import Trained
+from trainledger.runtime.train.spec import TrainSpec
 
 ECHO_S = 1.0
 """A rank that raised stays this long: torchrun, which looks ten times a second, then sees another's death first."""
@@ -73,6 +75,14 @@ def measured(timed: Timed, progress: Progress) -> Timing:
     return measure(timed, progress)
 
 
+def trained(spec: TrainSpec, progress: Progress) -> Trained:
+    """Train on this rank, once all ranks have agreed that it is the same run."""
+    from trainledger.runtime.train.loop import train
+
+    agree(spec.digest)
+    return train(spec, progress)
+
+
 class Program(NamedTuple):
     """What ranks are told, and what they do; what they give back has their `rank`."""
 
@@ -80,7 +90,11 @@ class Program(NamedTuple):
     run: Callable[[Any, Progress], Any]
 
 
-JOBS: dict[str, Program] = {"prove": Program(RunSpec, observed), "measure": Program(Timed, measured)}
+JOBS: dict[str, Program] = {
+    "prove": Program(RunSpec, observed),
+    "measure": Program(Timed, measured),
+    "train": Program(TrainSpec, trained),
+}
 """By name."""
 
 

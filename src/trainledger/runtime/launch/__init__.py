@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from trainledger.runtime.progress import Progress
     from trainledger.runtime.spec import RunSpec
     from trainledger.runtime.timed import Timed, Timing
+    from trainledger.runtime.train.result import Trained
+    from trainledger.runtime.train.spec import TrainSpec
 
 
 def run_local(
@@ -61,6 +63,44 @@ def run_timed(
     if rank_bytes is not None:
         check_host_memory(ranks, rank_bytes)
     return run_forked(ranks, _measured, msgspec.json.encode(timed), timeout_s=timeout_s, progress=progress)
+
+
+def run_training(
+    spec: TrainSpec,
+    *,
+    cluster_args: Sequence[str] | None,
+    timeout_s: float,
+    rank_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> list[Trained]:
+    """Train on ranks that are forked here or started by torchrun with its arguments; what each rank has to say."""
+    import msgspec
+
+    from trainledger.plans.ranks import world_size
+    from trainledger.runtime.launch.fork import run_forked
+    from trainledger.runtime.launch.memory import check_host_memory
+    from trainledger.runtime.launch.torchrun import Job, run_job
+    from trainledger.runtime.train.result import Trained
+
+    ranks = world_size(spec.plan)
+    if cluster_args is not None:
+        job = Job("train", spec, Trained)
+        return run_job(job, ranks, cluster_args, timeout_s=timeout_s, rank_bytes=rank_bytes, progress=progress)
+    if rank_bytes is not None:
+        check_host_memory(ranks, rank_bytes)
+    return run_forked(ranks, _trained, msgspec.json.encode(spec), timeout_s=timeout_s, progress=progress)
+
+
+def _trained(rank: int, spec: bytes) -> Trained:
+    """What one forked rank does in training."""
+    del rank
+    import msgspec
+
+    from trainledger.runtime.launch.rank import report
+    from trainledger.runtime.main import trained
+    from trainledger.runtime.train.spec import TrainSpec
+
+    return trained(msgspec.json.decode(spec, type=TrainSpec), report)
 
 
 def _measured(rank: int, timed: bytes) -> Timing:
