@@ -8,7 +8,7 @@ import pytest
 
 from trainledger.account.rank import Prediction
 from trainledger.account.rank_memory import PEAK, PEAK_TOLERANCE, SAVED, SAVED_TOLERANCE
-from trainledger.service.prove import _Predictions, check_runtime
+from trainledger.service.prove import Predictions, check_runtime
 from trainledger.service.prove_plan import Planned, planned
 from trainledger.service.prove_request import Request
 
@@ -46,7 +46,7 @@ def alive(model: str, rank: int = 0, *, dry: bool = False, **flags: Any) -> dict
 
 
 def predicted(plan: Planned, rank: int = 0, *, dry: bool = False) -> Prediction:
-    return _Predictions(plan, check_runtime(plan)).whole(rank, dry=dry)
+    return Predictions(plan, check_runtime(plan)).whole(rank, dry=dry)
 
 
 @pytest.mark.parametrize(("model", "flags", "rank", "saved", "peak"), MEASURED)

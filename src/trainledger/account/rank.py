@@ -46,8 +46,9 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives of one kind in one step, all calls together.
 
-    routed   the side whose bytes depend on where the router sends tokens: what balanced routing makes of it
-    peers    the ranks of the group, this one among them
+    routed       the side whose bytes depend on where the router sends tokens: what balanced routing makes of it
+    peers        the ranks of the group, this one among them
+    wire_bytes   what this rank sends under the ring algorithm: modelled
     """
 
     op: str
@@ -58,6 +59,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     in_bytes: int
     out_bytes: int
+    wire_bytes: int
     routed: Routed = ""
 
 
@@ -77,6 +79,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     flop: dict[str, Amount]
     gathered: dict[str, int]
     alive: dict[str, Amount] = {}
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that this rank sends, over all its groups."""
+        return sum(sent.wire_bytes for sent in self.calls)
 
 
 def rank_lines(inventory: Inventory, plans: Plans, rank: int, *, clips: bool = True) -> Prediction:
@@ -223,6 +230,7 @@ def _sent(of: RankShares) -> Iterator[Sent]:
                 count=count,
                 in_bytes=int(call.in_bytes[0, 0]) if held is None else held,
                 out_bytes=int(call.out_bytes[0, 0]) if held is None else held,
+                wire_bytes=round(call.wire_bytes()[0, 0]),
                 routed=call.routed,
             )
 

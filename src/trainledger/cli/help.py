@@ -16,7 +16,7 @@ EXIT_CODES = {
     1: "an error: something cannot be read, is not known, or a named rule refuses it",
     2: "usage: flags that cannot be parsed or contradict each other",
     3: "it does not fit, or no plan does",
-    4: "what was measured is not what was predicted",
+    4: "what was measured is not what was predicted, or a baseline is not accepted",
     5: "check found what it was asked about",
     130: "interrupted (Ctrl-C)",
 }

@@ -47,6 +47,15 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         name="prove", summary="Run the plan on this machine and compare every line with what was measured.", runs=True
     ),
+    Verb(
+        name="baseline run",
+        summary="A layout at several numbers of ranks: throughput, memory, traffic and scaling, recorded.",
+        runs=True,
+    ),
+    Verb(name="baseline compare", summary="One baseline in the place of another: accepted or rejected.", runs=True),
+    Verb(name="baseline history", summary="What the run book has."),
+    Verb(name="baseline export", summary="Records of the run book as JSON, or their steps as CSV."),
+    Verb(name="baseline import", summary="Exported records into a run book."),
     Verb(name="diff", summary="Two plans: the lines that moved."),
     Verb(name="check", summary="An out-of-memory message explained: which tensors of a plan have the size asked for."),
     Verb(name="predict", summary="A prediction for each row of a table, from its inputs alone."),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from trainledger.reconcile.verdict import Verdict
+from trainledger.reconcile.verdict import WRONG, Verdict
 
 Scaling = Literal["weak", "strong"]
 """weak: every rank does as much at any number of ranks; strong: all ranks together do."""
@@ -35,12 +35,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     seconds: float
     reference_work_s: float
+    reference_call_s: float
     reference_sum_s: float
 
     @property
     def relative(self) -> float:
         """The step in units of the reference beside it."""
-        return self.seconds / (self.reference_work_s + self.reference_sum_s)
+        return self.seconds / (self.reference_work_s + self.reference_call_s + self.reference_sum_s)
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -48,8 +49,9 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     spec                   what the ranks were told (RunSpec), from which it can be run again
     tokens                 of one optimizer step, all ranks together
-    flop, wire_bytes       predicted of a step of the rank with most: arithmetic, and bytes sent by the ring algorithm
-    reference_wire_bytes   what a rank sends in the reference's sum
+    flop, calls            predicted of a step of the rank with most: arithmetic and collectives
+    wire_bytes             the same of the bytes that it sends by the ring algorithm
+    reference_wire_bytes   what a rank sends in the reference's larger sum
     allocator_peak_bytes   of each rank, in the steps on the clock; none where there is no caching allocator
     lines                  every line of every rank, predicted and measured, with its verdict
     unexplained_bytes, unexplained_calls   of the proof: what no line claims
@@ -59,6 +61,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     spec: dict[str, Any]
     tokens: int
     flop: int
+    calls: int
     wire_bytes: int
     reference_wire_bytes: int
     allocator_peak_bytes: tuple[int, ...]
@@ -74,6 +77,12 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for step in self.steps:
             found.setdefault(step.round, []).append(step)
         return {number: tuple(steps) for number, steps in found.items()}
+
+    @property
+    def proven(self) -> bool:
+        """Whether every line was as predicted, and nothing is unexplained."""
+        beyond = self.unexplained_bytes or self.unexplained_calls
+        return not beyond and not any(line.verdict in WRONG for line in self.lines)
 
     @property
     def step_s(self) -> float:

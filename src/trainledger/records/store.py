@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from sqlite_utils import Database
 
 HEAD = ("name", "made_at", "model", "layout", "scaling", "version")
-FIGURES = ("ranks", "tokens", "flop", "wire_bytes", "reference_wire_bytes", "unexplained_bytes", "unexplained_calls")
+FIGURES = (
+    "ranks",
+    "tokens",
+    "flop",
+    "calls",
+    "wire_bytes",
+    "reference_wire_bytes",
+    "unexplained_bytes",
+    "unexplained_calls",
+)
 """Columns that are fields of the same name."""
 
 

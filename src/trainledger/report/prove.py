@@ -50,12 +50,13 @@ def _header(answer: Answer) -> Document:
         Text(f"{answer['model']} on {ran}, {engine(answer['profile'])}", "answer"),
         Text(f"plan: zero_stage {plan['zero_stage']}, {f'{split}, ' if split else ''}{words}"),
         *assumed(answer),
-        *_shrunken(answer["shrunken"]),
+        *shrunken(answer["shrunken"]),
         Text(f"ran {answer['steps']} steps and measured the last{f'; loss {losses}' if losses else ''}"),
     ]
 
 
-def _shrunken(small: Answer | None) -> Document:
+def shrunken(small: Answer | None) -> Document:
+    """What was made smaller, and by which rule."""
     if small is None:
         return [Text("at full size")]
     changed = ", ".join(f"{one['what']} {whole(one['before'])} -> {whole(one['after'])}" for one in small["changes"])

@@ -1,13 +1,17 @@
-"""Planted faults: what a proof must turn red for, each named. None is on unless a spec asks for it."""
+"""Planted faults: what a proof, or a comparison of times, must turn red for. None is on unless a spec asks for it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from trainledger.runtime.program import Program
+from trainledger.runtime.program import Program, Stepped
+
+SLOWER = 0.2
+"""By how much of itself a planted slow step is longer."""
 
 
 def extra_buffer(program: Program) -> None:
@@ -43,10 +47,24 @@ def dropped_collective(program: Program) -> None:
     program.sums_norm = False
 
 
+def slow_step(program: Program) -> None:
+    """Every step takes a fifth longer than it would; a proof, which judges no times, does not find it."""
+    step = program.step
+
+    def slowed(index: int) -> Stepped:
+        start = time.perf_counter()
+        found = step(index)
+        time.sleep(SLOWER * (time.perf_counter() - start))
+        return found
+
+    program.step = slowed  # pyright: ignore[reportAttributeAccessIssue]  # of this program alone
+
+
 FAULTS: dict[str, Callable[[Program], None]] = {
     "extra-buffer": extra_buffer,
     "doubled-all-gather": doubled_all_gather,
     "bf16-moment": bf16_moment,
     "dropped-collective": dropped_collective,
+    "slow-step": slow_step,
 }
-"""Each is planted before the observed step."""
+"""Each is planted before the observed step, or before all of those that are timed."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from trainledger.runtime.faults import FAULTS
 from trainledger.runtime.program import Program
 from trainledger.runtime.progress import Progress
-from trainledger.runtime.reference import Beside, Reference
+from trainledger.runtime.reference import VERSION, Beside, Reference
 from trainledger.runtime.run import device_here
 from trainledger.runtime.timed import Timed, TimedStep, Timing
 from trainledger.runtime.world import World
@@ -49,6 +49,7 @@ def measure(timed: Timed, progress: Progress) -> Timing:
         reference_wire_bytes=reference.wire_bytes,
         allocator_peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        reference=VERSION,
         torch_version=str(torch.__version__),
     )
 
@@ -68,6 +69,7 @@ def _step(seconds: float, before: Beside, after: Beside) -> TimedStep:
     return TimedStep(
         seconds=seconds,
         reference_work_s=(before.work_s + after.work_s) / 2,
+        reference_call_s=(before.call_s + after.call_s) / 2,
         reference_sum_s=(before.sum_s + after.sum_s) / 2,
     )
 

@@ -35,14 +35,15 @@ SIZES: dict[str, Size] = {
 
 
 class Beside(NamedTuple):
-    """Seconds of arithmetic, and of a sum over all ranks: 0 where there is one."""
+    """Seconds of arithmetic, of a sum of one number over all ranks, and of one of many; both 0 on a single rank."""
 
     work_s: float
+    call_s: float
     sum_s: float
 
 
 class Reference:
-    """A small network forward and backward, then an all-reduce over all ranks; all of them call it together."""
+    """A small network forward and backward, then two sums over all ranks; all of them call it together."""
 
     def __init__(self, device: torch.device, synchronize: Callable[[], None]) -> None:
         self._size = size = SIZES[device.type]
@@ -54,11 +55,12 @@ class Reference:
 
         self._input = drawn(size.rows, size.width)
         self._weights = [drawn(size.width, size.width).requires_grad_() for _ in range(size.times)]
+        self._number = torch.zeros(1, device=device, dtype=size.dtype)
         self._sent = torch.zeros(size.sent_bytes // size.dtype.itemsize, device=device, dtype=size.dtype)
 
     @property
     def wire_bytes(self) -> int:
-        """What one rank sends in the sum, by the ring algorithm."""
+        """What one rank sends in the sum of many numbers, by the ring algorithm."""
         ranks = dist.get_world_size()
         return 2 * (ranks - 1) * self._sent.nbytes // ranks
 
@@ -74,9 +76,11 @@ class Reference:
             weight.grad = None
         middle = self._read()
         if dist.get_world_size() == 1:
-            return Beside(middle - start, 0.0)
+            return Beside(middle - start, 0.0, 0.0)
+        dist.all_reduce(self._number)
+        called = self._read()
         dist.all_reduce(self._sent)
-        return Beside(middle - start, self._read() - middle)
+        return Beside(middle - start, called - middle, self._read() - called)
 
     def _read(self) -> float:
         self._synchronize()

@@ -27,19 +27,21 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a step, and of the reference beside it: its arithmetic, and its sum over all ranks."""
+    """Seconds of a step, and of the reference beside it: its arithmetic, and its sums over all ranks."""
 
     seconds: float
     reference_work_s: float
+    reference_call_s: float
     reference_sum_s: float
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's timed steps.
 
-    reference_wire_bytes  what a rank sends in the reference's sum, by the ring algorithm
+    reference_wire_bytes  what a rank sends in the reference's larger sum, by the ring algorithm
     allocator_peak_bytes  most that PyTorch's caching allocator had given out in the timed steps; None on a CPU, which
                           has none
+    reference             the version of the reference
     """
 
     rank: int
@@ -48,4 +50,5 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     reference_wire_bytes: int
     allocator_peak_bytes: int | None
     device: str
+    reference: int
     torch_version: str

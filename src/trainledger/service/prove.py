@@ -84,18 +84,17 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 def run(request: Request, *, runner: Runner | None = None, progress: Progress | None = None) -> Response:
     """Plan, run and compare; `runner` in place of this package's own runtime."""
     start = time.perf_counter()
-    words = _cluster_words(request)
-    between("timeout", request.timeout, 1, MOST_TIMEOUT_S)
+    words = cluster_words(request.cluster_args, dry=request.dry or False)
+    timeout_s = seconds_of(request.timeout)
     plan = planned(request)
     rules = check_runtime(plan) if runner is None else None
-    predictions = _Predictions(plan, rules)
-    each = FORKED_BYTES if words is None else STARTED_BYTES
+    predictions = Predictions(plan, rules)
     how = How(
         dry=request.dry or False,
         ranks=predictions.different() if request.dry else predictions.ranks,
         cluster_args=words,
-        timeout_s=request.timeout if request.timeout is not None else TIMEOUT_S,
-        rank_bytes=each + single_peak(predictions.inventory, plan.plans).total_bytes,
+        timeout_s=timeout_s,
+        rank_bytes=predictions.rank_bytes(forked=words is None),
     )
     seen = (runner or launch)(plan.spec, how, progress)
     assert tuple(one.rank for one in seen) == how.ranks, "every rank that was to run has been seen, and no other"
@@ -133,7 +132,7 @@ def _response(
     )
 
 
-class _Predictions:
+class Predictions:
     """What every rank of a run should see.
 
     rules   of the model's forward pass; None: of saved activations and peaks nothing is predicted
@@ -160,6 +159,11 @@ class _Predictions:
             return found
         return with_memory(found, self.inventory, self.plan.plans, self.rules, clips=self._clips, dry=dry)
 
+    def rank_bytes(self, *, forked: bool) -> int:
+        """What a rank will hold of a machine's memory."""
+        each = FORKED_BYTES if forked else STARTED_BYTES
+        return each + single_peak(self.inventory, self.plan.plans).total_bytes
+
     def different(self) -> tuple[int, ...]:
         """The first of all ranks that should see the same."""
         first: dict[bytes, int] = {}
@@ -180,13 +184,19 @@ def _figures(of: Prediction) -> tuple[object, ...]:
     return held, calls, {name: line.amount for name, line in of.flop.items()}, of.gathered
 
 
-def _cluster_words(request: Request) -> tuple[str, ...] | None:
+def cluster_words(text: str | None, *, dry: bool = False) -> tuple[str, ...] | None:
     """Torchrun's arguments, apart."""
-    if request.cluster_args is None:
+    if text is None:
         return None
-    if request.dry:
+    if dry:
         raise UsageError("--dry runs no ranks and --cluster-args says where they run; leave one of them out")
-    return _words(request.cluster_args)
+    return _words(text)
+
+
+def seconds_of(timeout: int | None) -> int:
+    """Seconds after which a run is ended."""
+    between("timeout", timeout, 1, MOST_TIMEOUT_S)
+    return timeout if timeout is not None else TIMEOUT_S
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -202,7 +212,7 @@ def check_runtime(plan: Planned) -> Semantics:
         release = importlib.metadata.version("torch").partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
         raise BadInput(
-            "prove runs the plan on PyTorch, and torch is not installed; pip install 'trainledger[train]', or ask "
+            "the plan is run on PyTorch, and torch is not installed; pip install 'trainledger[train]', or ask "
             "`trainledger ledger`, which predicts the same lines without it"
         ) from None
     profile = plan.run.setting.profile

@@ -47,11 +47,18 @@ class Planned:
     shrunken: Shrunken | None
 
 
-def planned(request: Request) -> Planned:
-    """The run that a request asks for; nothing is started, and torch is not imported."""
+Found = tuple[dict[str, Any], Model]
+"""A config and the model that is built from it."""
+
+
+def planned(request: Request, found: Found | None = None) -> Planned:
+    """The run that a request asks for; nothing is started, and torch is not imported.
+
+    found   the model in place of the one that the request names
+    """
     request = overlay(request)
     _check(request)
-    config, model = find_config(request)
+    config, model = found or find_config(request)
     asked = _resolved(request, model)
     plans = asked.plans([request.zero or 0])
     require(_rules(request), asked.setting, plans)

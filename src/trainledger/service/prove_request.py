@@ -11,6 +11,14 @@ Again = Literal["none", "full"]
 DEFAULTS: dict[str, Any] = {"engine": "pytorch", "precision": "fp32", "recompute": "none", "zero": 0}
 """Of the flags of a plan, where verbs that run it differ from others: what needs the least of a machine."""
 
+CLUSTER_ARGS = flag(
+    "Start the ranks by torchrun with these arguments of its own, as one text, instead of forking them here.",
+    "ARGS",
+    group=RUN,
+    hyphen=True,
+)
+TIMEOUT = flag("Seconds after which a run is ended [600].", "N", group=RUN)
+
 
 class ProgramRequest(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
     """A plan that this package's own program runs, and how: what verbs that run something share."""
@@ -37,16 +45,8 @@ class ProgramRequest(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
     clip_norm: Annotated[
         float | None, flag("Scale gradients down to this global norm; 0 leaves them alone [1.0].", "X", group=RUN)
     ] = None
-    cluster_args: Annotated[
-        str | None,
-        flag(
-            "Start the ranks by torchrun with these arguments of its own, as one text, instead of forking them here.",
-            "ARGS",
-            group=RUN,
-            hyphen=True,
-        ),
-    ] = None
-    timeout: Annotated[int | None, flag("Seconds after which a run is ended [600].", "N", group=RUN)] = None
+    cluster_args: Annotated[str | None, CLUSTER_ARGS] = None
+    timeout: Annotated[int | None, TIMEOUT] = None
 
 
 class Request(ProgramRequest, frozen=True, kw_only=True, rename="kebab"):
