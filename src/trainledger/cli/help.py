@@ -18,7 +18,8 @@ EXIT_CODES = {
     3: "it does not fit, or no plan does",
     4: "what was measured is not what was predicted, or a baseline is not accepted",
     5: "check found what it was asked about",
-    130: "interrupted (Ctrl-C)",
+    130: "interrupted (Ctrl-C); train has saved before it ended, and can go on",
+    143: "train was asked to end (SIGTERM), has saved, and can go on",
 }
 WIDTH = 74
 """Of the column that explains."""

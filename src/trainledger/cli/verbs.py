@@ -47,6 +47,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         name="prove", summary="Run the plan on this machine and compare every line with what was measured.", runs=True
     ),
+    Verb(name="train", summary="Train a plan on text: checkpoints, held-out losses, metrics, a report.", runs=True),
     Verb(
         name="baseline run",
         summary="A layout at several numbers of ranks: throughput, memory, traffic and scaling, recorded.",

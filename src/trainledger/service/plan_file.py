@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,13 +14,27 @@ from trainledger.service.requests import ModelRequest, PlanRequest
 from trainledger.service.typed import request_from
 
 SUFFIX = ".toml"
+CONFIG_TABLES = ("data", "run")
+"""What a CONFIG has beside the keys of a plan."""
+OWN = "pytorch"
+"""The engine that is this package's own program."""
 
 Request = TypeVar("Request", bound=ModelRequest)
 
 
 def read_plan_file(path: str) -> PlanRequest:
     """The flags that a PLAN file gives; an unknown key is refused with the nearest, a wrong type with what fits."""
+    return _plan_of(path, load_toml(Path(path)))
+
+
+def read_config(path: str) -> tuple[PlanRequest, dict[str, Any]]:
+    """The flags of a CONFIG, which is a PLAN file that may have tables of its data and its run, and those tables."""
     tables = load_toml(Path(path))
+    beside = {name: tables.pop(name) for name in CONFIG_TABLES if isinstance(tables.get(name), dict)}
+    return _plan_of(path, tables), beside
+
+
+def _plan_of(path: str, tables: dict[str, Any]) -> PlanRequest:
     known = PlanRequest.__struct_encode_fields__
     for key in tables:
         if key not in known:
@@ -62,11 +76,14 @@ def _beside(folder: Path, name: str) -> bool:
 def overlay(request: Request) -> Request:
     """The request with what it leaves open taken from its PLAN file, where MODEL names one.
 
-    Keys that the verb has no flag for are not its business: `states` shows every zero_stage, whatever `zero` says.
+    Keys that the verb has no flag for are not its business: `states` shows every zero_stage, whatever `zero` says, and
+    the tables of a CONFIG are for `train`; they say that the plan is run by this package's own program.
     """
     if request.model is None or not request.model.endswith(SUFFIX):
         return request
-    given = read_plan_file(request.model)
+    given, tables = read_config(request.model)
+    if tables and given.engine is None:
+        given = msgspec.structs.replace(given, engine=OWN)
     if given.model is not None and given.model.endswith(SUFFIX):
         raise BadInput(f"{request.model}: model is {given.model!r}, another PLAN file; name the model itself")
     return merged(given, msgspec.structs.replace(request, model=None))

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-Group = Literal["Input", "Model", "Place", "Workload", "Plan", "Run", "Answer"]
+Group = Literal["Input", "Model", "Place", "Workload", "Plan", "Data", "Run", "Answer"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 """Headings of the help, in its order."""
 
@@ -46,6 +46,7 @@ def flag(
 MODEL: Group = "Model"
 PLACE: Group = "Place"
 WORK: Group = "Workload"
+DATA: Group = "Data"
 RUN: Group = "Run"
 ANSWER: Group = "Answer"
 INPUT: Group = "Input"
