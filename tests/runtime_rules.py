@@ -11,14 +11,15 @@ from trainledger.facts.workload import Workload
 LORA = Workload(lora_rank=8, lora_targets=("all-linear",))
 PT: dict[str, Any] = {"engine": "pytorch"}
 RUN: dict[str, Any] = {**PT, "precision": "fp32"}
+FP8: dict[str, Any] = {**PT, "precision": "fp8-tensorwise"}
 MAMBA = load_model("nemotron-h-56b")
 TIED_BIAS = load_model("gpt2", overrides={"model_type": "gptj", "tie_word_embeddings": "true"})
 
 CASES: dict[str, tuple[Any, ...]] = {
     "runtime-engine": (RUN, {"engine": "megatron"}, ("--engine megatron", "--engine pytorch")),
     "runtime-ssm": (RUN, RUN, ("nemotron-h-56b", "state-space"), MAMBA, dense()),
-    "runtime-precision": (RUN, {**PT, "precision": "fp16"}, ("--precision fp16", "fp32, bf16")),
-    "runtime-optimizer": (RUN, {**RUN, "optimizer": "muon"}, ("--optimizer muon", "adamw, adamw-fused, sgd")),
+    "runtime-precision": (RUN, {**PT, "precision": "fp16-pure"}, ("--precision fp16-pure", "fp32, bf16, fp16")),
+    "runtime-optimizer": (RUN, {**RUN, "optimizer": "muon"}, ("--optimizer muon", "adamw, adamw-fused, adamw-8bit")),
     "runtime-recompute": (RUN, {**RUN, "recompute": "some"}, ("--recompute some", "none, full")),
     "runtime-attention": (RUN, {**RUN, "attention": "eager"}, ("--attention eager", "leave it out")),
     "runtime-adapters": (RUN, {**RUN, "workload": LORA}, ("--lora-rank 8", "leave it out")),
@@ -78,6 +79,25 @@ CASES: dict[str, tuple[Any, ...]] = {
         {**RUN, "cp": 2, "workload": Workload(seq=8192)},
         ("cp=2", "a window of 4096", "--seq 8192"),
         load_model("mistral-7b-v0.1"),
+    ),
+    "runtime-fp8-layers": ({**PT, "precision": "bf16"}, FP8, ("gpt2", "[in, out]", "bf16"), load_model("gpt2")),
+    "runtime-fp8-dims": (
+        {**FP8, "tp": 2},
+        {**FP8, "tp": 4},
+        ("k_proj", "8 x 64", "tp=4", "multiples of 16", "lower --tp"),
+        dense(vocab=212),
+    ),
+    "runtime-fp8-rows": (
+        {**FP8, "dp_shard": 3},
+        {**FP8, "dp_shard": 3, "zero_stage": 3},
+        ("3 ranks", "64 rows", "q_proj", "fp8-rowwise"),
+        dense(),
+    ),
+    "runtime-fp8-zero-bubble": (
+        {**FP8, "pp": 2, "num_microbatches": 2},
+        {**FP8, "pp": 2, "num_microbatches": 2, "schedule": "zero-bubble"},
+        ("fp8-tensorwise", "zero-bubble", "--schedule 1f1b"),
+        dense(),
     ),
     "dry-ddp": ({**RUN, "dp_shard": 2, "zero_stage": 1}, {**RUN, "dp_shard": 2}, ("--dry", "dp=2", "raise --zero")),
     "dry-experts": (PT, RUN, ("--dry", "fp32", "--precision bf16"), routed()),

@@ -96,7 +96,7 @@ CASES: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "no such table": (1, ("score", "nowhere.csv"), ("nowhere.csv",)),
     "prove a count": (1, ("prove", "7B"), ("7B", "only shapes can be run", "--hidden")),
     "prove megatron": (1, ("prove", "gpt2", "--engine", "megatron"), ("[runtime-engine]", "--engine pytorch")),
-    "prove fp8": (1, ("prove", "gpt2", "--precision", "fp8-rowwise"), ("[runtime-precision]", "fp32, bf16")),
+    "prove fp8": (1, ("prove", "gpt2", "--precision", "fp8-rowwise"), ("[runtime-fp8-layers]", "[in, out]")),
     "prove no steps": (1, ("prove", "gpt2", "--steps", "0"), ("--steps is 0", "between 3 and")),
     "prove a norm": (2, ("prove", "gpt2", "--clip-norm=-1"), ("--clip-norm is -1.0", "0 leaves gradients alone")),
     "prove no norm": (2, ("prove", "gpt2", "--clip-norm", "inf"), ("'inf' is not a number",)),

@@ -102,8 +102,8 @@ Of the {count} presets, these are refused a layout that others can have:
 ASKED: tuple[str, ...] = (
     "llama-3-8b --engine megatron",
     "nemotron-h-56b",
-    "llama-3-8b --precision fp8-rowwise",
-    "llama-3-8b --optimizer adamw-8bit",
+    "llama-3-8b --precision bf16-pure",
+    "llama-3-8b --optimizer muon",
     "llama-3-8b --attention eager",
     "llama-3-8b --lora-rank 8",
     "llama-3-8b --ema",

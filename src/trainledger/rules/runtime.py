@@ -13,13 +13,13 @@ import numpy as np
 from trainledger.facts.model import Attention, Model, Tensor
 from trainledger.plans.plan import Plans
 from trainledger.plans.setting import Setting
-from trainledger.rules import dry
+from trainledger.rules import dry, recipes
 from trainledger.rules.rule import Mask, Rule
 from trainledger.rules.shape import attentions, choices
 
 ENGINE = "pytorch"
-PRECISIONS = ("fp32", "bf16")
-OPTIMIZERS = ("adamw", "adamw-fused", "sgd", "sgd-momentum")
+PRECISIONS = ("fp32", "bf16", "fp16", "fp8-tensorwise", "fp8-rowwise", "fp8-forward")
+OPTIMIZERS = ("adamw", "adamw-fused", "adamw-8bit", "adamw-fp8", "sgd", "sgd-momentum")
 RECOMPUTE = ("none", "full")
 """The words of runtime/spec.py and runtime/parallelize/recompute.py, which this layer does not see; a test compares."""
 
@@ -382,4 +382,5 @@ RULES: tuple[Rule, ...] = (
             "start them on several machines with --cluster-args"
         ),
     ),
+    *recipes.RULES,
 )

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from trainledger.runtime.observe.tensors import local_part
+from trainledger.runtime.precision.quiet import quiet_import
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.tensors import value_of
 
@@ -33,6 +34,8 @@ def build_optimizer(parameters: Iterable[nn.Parameter], spec: RunSpec) -> torch.
     lists: list[dict[str, Any]] = [{"params": group} for group in groups.values()]
     decay, rate = spec.weight_decay, spec.learning_rate
     match spec.optimizer:
+        case "adamw-8bit" | "adamw-fp8":
+            return _eight_bits(spec.optimizer, lists, lr=rate, betas=BETAS, eps=EPSILON, weight_decay=decay)
         case "adamw" | "adamw-fused":
             fused = spec.optimizer == "adamw-fused"
             return torch.optim.AdamW(
@@ -42,6 +45,27 @@ def build_optimizer(parameters: Iterable[nn.Parameter], spec: RunSpec) -> torch.
             return torch.optim.SGD(lists, lr=rate, weight_decay=decay, foreach=True)
         case "sgd-momentum":
             return torch.optim.SGD(lists, lr=rate, momentum=MOMENTUM, weight_decay=decay, foreach=True)
+
+
+def _eight_bits(name: str, lists: list[dict[str, Any]], **settings: Any) -> torch.optim.Optimizer:  # noqa: ANN401  # AdamW's
+    """AdamW with moments in 8 bits, a scale to 256 elements; small and odd parts of a parameter keep them in 32.
+
+    torchao compiles the step of each shape, which takes a compiler and most of a minute, and does not work below a
+    dispatch mode, which whoever observes a run is. The same arithmetic is run as it is written instead.
+    [torchao 0.18.0: optim/adam.py]
+    """
+    torchao = quiet_import("torchao.optim")
+    optimizer: torch.optim.Optimizer = {"adamw-8bit": torchao.AdamW8bit, "adamw-fp8": torchao.AdamWFp8}[name](
+        lists, **settings
+    )
+    compiled = optimizer.step
+
+    def step(closure: Any = None) -> Any:  # noqa: ANN401  # as torchao has it
+        with torch.compiler.set_stance("force_eager"):
+            return compiled(closure)
+
+    optimizer.step = step
+    return optimizer
 
 
 def cut_by(tensor: torch.Tensor, axis: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from trainledger.runtime.parallelize.loss import loss_of
 from trainledger.runtime.parallelize.pipeline import Pipeline, reduce_tied_embedding
 from trainledger.runtime.parallelize.recompute import recomputed
 from trainledger.runtime.parallelize.tensor import parallelize_tensor, reduce_partial_gradients
+from trainledger.runtime.precision.recipe import Recipe
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.tensors import Kept, Named, gathered_units, kept_parameters, kept_tensors, value_of
 from trainledger.runtime.watch import Unwatched, Watch
@@ -43,6 +44,7 @@ class Program:
     """What one rank runs.
 
     source       where its tokens come from; unless given, they are drawn
+    precision    what it casts and scales
     decoders     the (virtual) pipeline stages of this rank, in order
     kept         tensors held beside those of the plan: none, unless a fault was planted
     sums_norm    whether clipping sums the norm over the job: always, unless a fault was planted
@@ -55,6 +57,7 @@ class Program:
         self.watch: Watch = watch or Unwatched()
         self.kept: list[torch.Tensor] = []
         self.sums_norm = True
+        self.precision = Recipe(spec, world)
         self.data = DataParallel(spec, world, self.watch)
         chunks = chunks_of(world.place.pp, spec.plan["pp"], spec.plan["vpp"])
         self.decoders = [self._cut(self._decoder(chunk)) for chunk in chunks]
@@ -62,6 +65,7 @@ class Program:
         self.pipeline = self._pipeline() if spec.plan["pp"] > 1 else None
         self.parameters: list[Kept] = [kept for module in self.modules for kept in kept_parameters(module)]
         self.optimizer = build_optimizer((kept.parameter for kept in self.parameters), spec)
+        self.precision.weights_changed()
 
     def _decoder(self, chunk: int) -> Decoder:
         spec = self.spec
@@ -71,6 +75,7 @@ class Program:
         with self.world.device:
             decoder = build_decoder(spec.model, spec.config, layers=layers, first=chunk == 0, last=chunk == chunks - 1)
         init_weights(decoder, spec.seed)
+        self.precision.convert(decoder)
         return decoder
 
     def _cut(self, decoder: Decoder) -> Decoder:
@@ -89,7 +94,9 @@ class Program:
     def _pipeline(self) -> Pipeline:
         positions = self._positions()
         every = torch.arange(self.spec.seq, device=self.world.device)
-        return Pipeline(self.modules, self.spec, self.world, self._loss, every if positions is None else positions)
+        return Pipeline(
+            self.modules, self.spec, self.world, self._scaled_loss, every if positions is None else positions
+        )
 
     def named_tensors(self) -> Iterator[Named]:
         """Everything the plan lets this rank keep, at this moment."""
@@ -109,15 +116,18 @@ class Program:
             self._finish_gradients()
         watch.instant("backward", self.named_tensors())
         with watch.phase("clip"):
+            scale = self.precision.scale
+            self.precision.unscale(self.optimizer)
             norm = self._clip() if self.spec.clip_norm else None
         with watch.phase("optimizer"):
-            self.optimizer.step()
+            skipped = self.precision.step(self.optimizer, self.parameters)
             self.optimizer.zero_grad()
             self.data.after_step()
+            self.precision.weights_changed()
         watch.instant("rest", self.named_tensors())
-        return Stepped(loss, norm)
+        return Stepped(loss, norm, skipped, scale)
 
-    def evaluate(self, batches: Sequence[Batch], count: int | None = None) -> float | None:
+    def evaluate(self, batches: Iterable[Batch], count: int | None = None) -> float | None:
         """Mean loss of the first `count` sequences of these micro-batches [mbs, seq], without gradients.
 
         All ranks call it with as many micro-batches, sequences whole; what lies beyond `count` (None: nothing) only
@@ -182,7 +192,7 @@ class Program:
             if last:
                 watch.instant("loss", self.named_tensors())
             with watch.phase("backward"):
-                loss.backward()
+                self.precision.scaled(loss).backward()
             total += value_of(loss.detach())
             del loss
         return total
@@ -197,7 +207,11 @@ class Program:
         tokens, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
         with self.watch.phase("pipeline"):
             loss = self.pipeline.step(tokens, labels)
-        return None if loss is None else value_of(loss)
+        return None if loss is None else value_of(loss) / (self.precision.scale or 1.0)
+
+    def _scaled_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """What a pipeline runs backward from."""
+        return self.precision.scaled(self._loss(logits, labels))
 
     def _finish_gradients(self) -> None:
         """What no backward sums: tensors that tp leaves whole beside a cut sequence, and an embedding at both ends."""

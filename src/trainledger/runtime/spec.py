@@ -12,11 +12,29 @@ import msgspec
 
 from trainledger.facts.model import Model
 
-Precision = Literal["fp32", "bf16"]
-Optimizer = Literal["adamw", "adamw-fused", "sgd", "sgd-momentum"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8-tensorwise", "fp8-rowwise", "fp8-forward"]
+Optimizer = Literal["adamw", "adamw-fused", "adamw-8bit", "adamw-fp8", "sgd", "sgd-momentum"]
 Recompute = Literal["none", "full"]
 Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
 Rotation = Literal["ring", "all_gather"]
+
+FP8_RECIPES = ("fp8-tensorwise", "fp8-rowwise", "fp8-forward")
+"""Recipes that multiply the matrices of blocks in FP8."""
+OPERANDS = ("input", "weight", "grad_output")
+"""What an FP8 layer casts."""
+
+
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the loss is scaled under fp16.
+
+    initial           the factor of the first step
+    growth_interval   steps without an infinity after which it is doubled; with one it is halved
+    minimum           it never goes below: an infinity there ends the run
+    """
+
+    initial: float = 65536.0
+    growth_interval: int = 2000
+    minimum: float = 1.0
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +46,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     early_stop      a recomputed block stops at the last tensor that the backward needs
     loss_parallel   under tp the loss is computed on the cut vocabulary
     clip_norm       gradients are scaled down to this global norm; 0: left alone
+    scaling         of the loss, under fp16
     steps           optimizer steps; the last one is the one that is observed. DDP is settled from the third on: it
                     finds the order of gradients in the first and makes its buckets anew in the second
     faults          planted faults (runtime/faults.py), for tests of the proof itself
@@ -49,6 +68,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     seed: int = 0
+    scaling: Scaling = Scaling()
     steps: int = 3
     faults: tuple[str, ...] = ()
 

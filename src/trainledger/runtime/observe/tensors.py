@@ -27,9 +27,11 @@ def dtype_word(dtype: torch.dtype) -> str:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or what this rank holds of a DTensor."""
+    """The tensor itself, or what this rank holds of a DTensor; without the wrapper that gathers it in FP8."""
     # private: to_local() makes a view of a parameter, and a view of fake memory that FSDP2 has freed takes it up again
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    # what torchao wraps a weight in keeps it under this name [torchao 0.18.0: float8/fsdp_utils.py]
+    return getattr(local, "_tensor", local)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:

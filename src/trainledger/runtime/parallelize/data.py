@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
@@ -29,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainledger.runtime.model import Decoder
 from trainledger.runtime.model.moe import Moe
+from trainledger.runtime.precision.dtypes import mixed_precision
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.watch import Watch
 from trainledger.runtime.world import World
@@ -58,7 +58,7 @@ REDUCER = ("buffers", "reducer buckets")
 class DataParallel:
     """The data-parallel half of a program: wraps decoders, then turns the knobs of each micro-batch.
 
-    With one rank and fp32 nothing is wrapped; under bf16 FSDP2 casts even for one rank.
+    With one rank and fp32 nothing is wrapped; under any other precision FSDP2 casts even for one rank.
     """
 
     def __init__(self, spec: RunSpec, world: World, watch: Watch) -> None:
@@ -132,9 +132,7 @@ class DataParallel:
 
     @property
     def _precision(self) -> MixedPrecisionPolicy:
-        if self.spec.precision == "bf16":
-            return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        return MixedPrecisionPolicy()
+        return mixed_precision(self.spec.precision)
 
     def _fsdp_modules(self, module: nn.Module) -> Iterator[FSDPModule]:
         return (part for part in module.modules() if isinstance(part, FSDPModule))

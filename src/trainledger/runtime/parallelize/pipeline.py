@@ -22,12 +22,10 @@ from torch.distributed.fsdp import FSDPModule
 from trainledger.plans.split import chunks_of
 from trainledger.runtime.observe.tensors import local_part
 from trainledger.runtime.parallelize.schedules import Loss, Stage, build_schedule
+from trainledger.runtime.precision.dtypes import activation_dtype
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.tensors import Named, plain_name
 from trainledger.runtime.world import World
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""What travels between stages, by the run's precision."""
 
 
 class Pipeline:
@@ -108,7 +106,7 @@ def boundary_of(spec: RunSpec) -> torch.Tensor:
     plan = spec.plan
     tokens = spec.seq // (plan["cp"] * (plan["tp"] if plan["sp"] else 1))
     shape = plan["mbs"], tokens, spec.model.hidden_size
-    return torch.empty(shape, dtype=DTYPES[spec.precision], device="meta", requires_grad=True)
+    return torch.empty(shape, dtype=activation_dtype(spec.precision), device="meta", requires_grad=True)
 
 
 def _stage(decoder: nn.Module, chunk: int, spec: RunSpec, world: World) -> Stage:
