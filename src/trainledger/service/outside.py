@@ -18,7 +18,7 @@ def outside_notes(run: Run, lines: Sequence[Outside], rest_bytes: int) -> tuple[
     node = cluster.host_bytes if cluster is not None else None
     found: list[Note] = []
     for line in lines:
-        if line.when not in ("load", "save"):
+        if line.when not in ("load", "save") or line.place == "disk":
             continue
         beside = rest_bytes if line.when == "save" and line.place == "device" else 0
         have = run.usable_bytes if line.place == "device" else node

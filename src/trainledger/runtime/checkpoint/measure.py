@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -50,5 +53,30 @@ def _records(folder: Path, reader: Reader) -> Iterator[tuple[str, int]]:
     for name, places in by_file.items():
         with (folder / name).open("rb") as file:
             for key, place in places:
-                with zipfile.ZipFile(reader._slice_file(file, place)) as archive:  # private: PyTorch's view of a slice
+                with zipfile.ZipFile(_Slice(file, place.offset, place.length)) as archive:
                     yield key, sum(entry.file_size for entry in archive.infolist() if "/data/" in entry.filename)
+
+
+class _Slice(io.RawIOBase):
+    """A part of a file as a file of its own. PyTorch's view of one seeks the wrong way from the end."""
+
+    def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
+        self._file = file
+        self._offset = offset
+        self._length = length
+        self._at = 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move within the slice."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        if self._at < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return self._at
+
+    def read(self, size: int = -1, /) -> bytes:
+        """As many bytes as asked for, or up to the end."""
+        left = max(0, self._length - self._at)
+        self._file.seek(self._offset + self._at)
+        found = self._file.read(left if size < 0 else min(size, left))
+        self._at += len(found)
+        return found

@@ -26,7 +26,10 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorProperties
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata as Stored
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlanner as SavePlannerBase
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from trainledger.runtime.checkpoint.manifest import Damaged, File, Manifest
 from trainledger.runtime.checkpoint.parts import Part
@@ -46,16 +49,20 @@ _INDEX_CLASSES = {
 
 
 class HashedFile(io.IOBase):
-    """A file that is written once from front to back, and hashed on the way."""
+    """A file that is written once from front to back, and hashed on the way.
+
+    failed   the first error of the disk, which names the file
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
+        self.failed: OSError | None = None
         self._file = path.open("xb")
         self._hash = hashlib.sha256()
         self._bytes = 0
 
     def write(self, data: Any) -> int:  # noqa: ANN401  # anything with a buffer
-        """Append; an error of the disk names the file."""
+        """Append."""
         with self._naming():
             self._file.write(data)
         self._hash.update(data)
@@ -95,14 +102,17 @@ class HashedFile(io.IOBase):
             yield
         except OSError as error:
             number = error.errno if error.errno is not None else errno.EIO
-            raise OSError(number, os.strerror(number), str(self._path)) from error
+            named = OSError(number, os.strerror(number), str(self.path))
+            self.failed = self.failed or named
+            raise named from error
 
 
 class HashingFileSystem(FileSystem):
-    """Files of a checkpoint that is written; `written` is what became of each, by name."""
+    """Files of a checkpoint that is written; `written` is what became of each, by name, `failed` the first error."""
 
     def __init__(self) -> None:
         self.written: dict[str, File] = {}
+        self.failed: OSError | None = None
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase]:
@@ -111,6 +121,9 @@ class HashingFileSystem(FileSystem):
         stream = HashedFile(Path(path))
         try:
             yield stream
+        except Exception:
+            self.failed = self.failed or stream.failed
+            raise
         finally:
             stream.close()
         self.written[Path(path).name] = stream.written
@@ -128,6 +141,19 @@ class Writer(FileSystemWriter):
         super().__init__(folder, single_file_per_rank=True, sync_files=True, thread_count=1, overwrite=False)
         self.hashing = HashingFileSystem()
         self.fs = self.hashing
+
+    def write_data(self, plan: SavePlan, planner: SavePlannerBase) -> Future[list[WriteResult]]:
+        """Write this rank's parts; where the disk fails, its error is raised.
+
+        The archive that was being written wants to end itself, finds itself broken, and says that instead.
+        [torch: serialization.py _open_zipfile_writer]
+        """
+        try:
+            return super().write_data(plan, planner)
+        except Exception:
+            if self.hashing.failed is not None:
+                raise self.hashing.failed from None
+            raise
 
     def storage_meta(self) -> StorageMeta:
         """Nothing of this machine's paths."""

@@ -1,7 +1,8 @@
-"""What a run holds outside of its steady step: while it loads, in its first step, on its hosts, and while it saves."""
+"""What a run holds outside of its steady step: as it loads, in its first step, on its hosts, and what saving takes."""
 
 from __future__ import annotations
 
+from trainledger.account.memory.outside.disk import on_disk
 from trainledger.account.memory.outside.first import first_step
 from trainledger.account.memory.outside.host import offloaded
 from trainledger.account.memory.outside.line import Outside
@@ -17,5 +18,10 @@ _ORDER = ("load", "first step", "all the time", "save")
 
 def outside(inventory: Inventory, own: Shares, stages: StageMemory) -> tuple[Outside, ...]:
     """The lines of a single plan in the order of a run; those of 0 B are left out."""
-    found = [*from_profile(inventory, own), *first_step(inventory, own, stages), *offloaded(inventory, own)]
+    found = [
+        *from_profile(inventory, own),
+        *first_step(inventory, own, stages),
+        *offloaded(inventory, own),
+        *on_disk(inventory),
+    ]
     return tuple(sorted((line for line in found if line.amount), key=lambda line: _ORDER.index(line.when)))

@@ -15,17 +15,17 @@ When = Literal["load", "first step", "all the time", "save"]
 
 
 class Outside(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of device or host memory.
+    """Bytes of device or host memory, or on the disk that a run saves to.
 
     when     what happens then; all the time: host memory, which no meter of the card shows
-    per      of one rank, that which holds most; or of all ranks of one node
+    per      of one rank, that which holds most; of all ranks of one node; or of the whole job
     amount   while a run loads or steps first, all that is told of that memory; while it saves, what comes on top
     """
 
     what: str
     when: When
-    place: Literal["device", "host"]
-    per: Literal["rank", "node"]
+    place: Literal["device", "host", "disk"]
+    per: Literal["rank", "node", "job"]
     amount: int
     basis: Basis
     formula: str
@@ -35,7 +35,7 @@ class Outside(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> Line:
         """The same as a line of the ledger."""
         return Line(
-            id=line_id("held", "outside", self.what, "host" if self.place == "host" else ""),
+            id=line_id("held", "outside", self.what, "" if self.place == "device" else self.place),
             amount=self.amount,
             unit="B",
             basis=self.basis,
