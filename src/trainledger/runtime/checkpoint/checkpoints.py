@@ -112,6 +112,11 @@ class Checkpoints:
         """Until the last save is published; its error is raised here."""
         self._saver.wait()
 
+    def release(self) -> None:
+        """Wait for the last save, and let go of the memory that copies were made in; the next save takes it anew."""
+        self.wait()
+        self._staging = Staging()
+
     def load(self, which: Path | None = None) -> Loaded | None:
         """Put the newest good checkpoint into the program, or the one that is named; collective.
 

@@ -128,6 +128,8 @@ class _Training:
         program.set_learning_rate(rate)
         self.casts.begin(index + 1, quiet=observed)
         if observed:
+            # what checkpoints copy into is no part of the step
+            self.checkpoints.release()
             program.watch, self.observed_step = self.observer, index + 1
             program.group_gathered()
         begin = time.monotonic()
