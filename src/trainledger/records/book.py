@@ -25,12 +25,13 @@ HEAD = b"SQLite format 3\x00"
 
 
 @contextmanager
-def opened(path: Path, *, create: bool, busy_s: float = BUSY_S) -> Generator[Database]:
+def opened(path: Path, *, create: bool, busy_s: float | None = None) -> Generator[Database]:
     """The book at `path`, at the newest version of its tables.
 
-    A file that is locked, damaged, another program's or a newer release's is refused and left as it is; without
+    Another writer is waited for BUSY_S, or as long as is said. A file that is locked, damaged, another program's or a newer release's is refused and left as it is; without
     `create` so is one that is not there.
     """
+    busy_s = BUSY_S if busy_s is None else busy_s
     _check_file(path, create=create)
     with _complaining(path, busy_s), closing(_connected(path, busy_s)) as connection:
         from sqlite_utils import Database
@@ -127,6 +128,9 @@ def _complaining(path: Path, busy_s: float) -> Generator[None]:
             "the disk, or name another file with --book"
         ) from None
     except sqlite3.DatabaseError as error:
+        # what is derived from it is a mistake of ours, such as a row that breaks a constraint
+        if type(error) is not sqlite3.DatabaseError:
+            raise
         _damaged(path, str(error))
 
 

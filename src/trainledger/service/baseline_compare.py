@@ -176,8 +176,8 @@ def _same_machine(a: Baseline, b: Baseline) -> None:
         first, second = (getattr(made.machine, name) for made in (a, b))
         if first != second:
             raise BadInput(
-                f"{_said(a)} and {_said(b)} were measured under another {name.replace('_', ' ')} ({first}, {second}), so "
-                "their times say nothing of their layouts; run both --again on one machine"
+                f"{_said(a)} and {_said(b)} were measured under another {name.replace('_', ' ')} ({first}, {second}), "
+                "so their times say nothing of their layouts; run both --again on one machine"
             )
 
 

@@ -123,10 +123,11 @@ def run(
     """Plan every rung, observe each, put all on the clock, and keep the record."""
     start = time.perf_counter()
     words, timeout_s = cluster_words(request.cluster_args), seconds_of(request.timeout)
-    rungs = ready(ladder(request), words, timeout_s)
-    name = _name(request, rungs[0])
+    plans = ladder(request)
+    name = _name(request, plans[0].run.setting.model.name)
     with book(request.book, create=True):
         pass  # what is wrong with the book is said before hours are spent
+    rungs = ready(plans, words, timeout_s)
     made = _measured(request, name, rungs, (runner or launch, clock or on_the_clock), progress)
     kept = _keep(request.book, made)
     results = tuple(_result(one, of) for one, of in zip(kept.rungs, scaled(kept), strict=True))
@@ -147,9 +148,9 @@ def run(
     )
 
 
-def _name(request: Request, of: Ready) -> str:
+def _name(request: Request, model: str) -> str:
     if request.name is None:
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", of.plan.run.setting.model.name).strip("-")[:64]
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-")[:64]
         return plain if NAME.fullmatch(plain) else f"model-{plain}"[:64].rstrip("-")
     if not NAME.fullmatch(request.name):
         raise BadInput(
