@@ -138,8 +138,8 @@ def test_a_locked_book_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN EXCLUSIVE")
         said = r"book\.db has been locked by another process for 0\.05 s; end that"
-        with pytest.raises(BadInput, match=said), opened(path, create=True, busy_s=0.05):
-            pass
+        with pytest.raises(BadInput, match=said), opened(path, create=True, busy_s=0.05) as db:
+            write(db, baseline())
     with opened(path, create=False) as db:
         assert len(list(every(db))) == 1
 

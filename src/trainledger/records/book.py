@@ -28,8 +28,8 @@ HEAD = b"SQLite format 3\x00"
 def opened(path: Path, *, create: bool, busy_s: float | None = None) -> Generator[Database]:
     """The book at `path`, at the newest version of its tables.
 
-    Another writer is waited for BUSY_S, or as long as is said. A file that is locked, damaged, another program's or a newer release's is refused and left as it is; without
-    `create` so is one that is not there.
+    Another writer is waited for BUSY_S, or as long as is said. A file that is locked, damaged, another program's or a
+    newer release's is refused and left as it is; without `create` so is one that is not there.
     """
     busy_s = BUSY_S if busy_s is None else busy_s
     _check_file(path, create=create)
