@@ -8,17 +8,17 @@ function colour(name) {
 }
 
 function shown(value) {
-  return value === null || value === undefined ? "-" : Number(value.toPrecision(6)).toLocaleString("en");
+  if (value === null || value === undefined) return "-";
+  return value.toLocaleString("en", { maximumSignificantDigits: 6 });
 }
 
 function series(one, index) {
-  const points = one.points;
   return {
     label: one.label,
     stroke: colour(["--one", "--two", "--three"][index]),
     width: 1.5,
     spanGaps: true,
-    points: { show: points, size: 6 },
+    points: { show: one.points, size: 6 },
     value: (_, value) => shown(value),
   };
 }

@@ -1,0 +1,117 @@
+"""A CONFIG becomes a run, or is refused before there is a process: with the value, the rule and the knob."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from command_line import answer, run
+from train_files import config
+from trainledger.errors import TrainledgerError
+from trainledger.runtime.checkpoint.folders import name_of
+from trainledger.service.train_config import configured
+from trainledger.service.train_plan import ready
+from trainledger.service.train_request import Request
+
+
+def test_a_config_says_what_every_rank_is_told(tmp_path: Path) -> None:
+    spec = ready(Request(model=config(tmp_path, run={"warmup": 2, "async": False, "fp8-action": "stop"}))).spec
+    assert (spec.run.steps, spec.run.learning_rate, spec.warmup_steps) == (6, 3e-3, 2)
+    assert (spec.asynchronous, spec.fp8.action, spec.resume) == (False, "stop", False)
+    assert (spec.plan["zero_stage"], spec.plan["dp_shard"], spec.run.seq) == (3, 2, 32)
+    assert spec.data.train == str(tmp_path / "run" / "tokens" / "train.tokens")
+    assert spec.data.eval_sequences == 5
+    assert spec.min_learning_rate == pytest.approx(3e-4), "a tenth of the highest, unless it is said"
+
+
+def test_flags_go_before_the_config(tmp_path: Path) -> None:
+    request = Request(model=config(tmp_path), precision="bf16", zero=1, steps=9, checkpoint_every=0)
+    spec = ready(request).spec
+    assert (spec.run.precision, spec.plan["zero_stage"], spec.run.steps, spec.checkpoint_every) == ("bf16", 1, 9, 0)
+
+
+def test_a_run_without_a_config_is_asked_for_by_flags(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    given = msgspec.structs.replace(configured(Request(model=config(tmp_path))), model="llama-3-8b", text=(str(text),))
+    assert ready(given).spec.run.steps == 6
+
+
+def test_a_config_is_a_plan_for_other_verbs_and_run_by_this_package(tmp_path: Path) -> None:
+    found = answer("ledger", config(tmp_path))
+    assert found["plan"]["engine"] == "pytorch"
+    assert found["plan"]["zero_stage"] == 3
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"run": {"stepz": 3}}, "'stepz' is not a known key of [run]"),
+        ({"run": {"text": ["a"]}}, "text belongs into [data]"),
+        ({"data": {"steps": 3}}, "steps belongs into [run]"),
+        ({"run": {"steps": "many"}}, "steps is 'many': expected `int`"),
+        ({"run": {"fp8-action": "shout"}}, "invalid enum value 'shout'; write warn or bf16 or stop"),
+        ({"run": {"learning-rate": 0.0}}, "--learning-rate is 0.0: it must be above 0"),
+        ({"run": {"spike-factor": 0.5}}, "a spike is above the median"),
+        ({"run": {"keep-last": 0}}, "keep-last"),
+        ({"data": {"tokens": "a.tokens"}}, "both are given; name one of them"),
+        ({"data": {"held-out-tokens": "a.tokens"}}, "--held-out-tokens is for --tokens"),
+        ({"data": {"text": ["absent.txt"]}}, "absent.txt cannot be read as text"),
+        ({"data": {"tokenizer": "absent.json"}}, "absent.json"),
+        ({"data": {"held-out": 0.9}}, "held-out is 0.9"),
+        ({"plan": {"seq": 40_000}}, "[data-length]"),
+        ({"plan": {"seq": 2048, "gbs": 2}}, "[data-held-out]"),
+        ({"plan": {"dp": 200, "gbs": 200}}, "[runtime-ranks]"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_there_is_a_run_folder_to_lose(
+    tmp_path: Path, tables: dict[str, dict[str, object]], message: str
+) -> None:
+    done = run("train", config(tmp_path, **tables))
+    assert done.code in (1, 2)
+    assert message in done.err
+    assert done.out == ""
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_the_number_of_steps_must_be_said(tmp_path: Path) -> None:
+    path = Path(config(tmp_path))
+    path.write_text(path.read_text().replace("steps = 6", ""))
+    done = run("train", str(path))
+    assert done.code == 2
+    assert "--steps N" in done.err
+
+
+def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    made = ready(Request(model=config(tmp_path))).spec.data.train
+    request = configured(Request(model=config(tmp_path)))
+    again = msgspec.structs.replace(request, text=None, held_out=None, tokens=made, tokenizer="bytes")
+    assert ready(again).spec.data.held_out.endswith("held-out.tokens"), "the file beside it"
+    other = tmp_path / "tokenizer.json"
+    other.write_text(
+        '{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null, '
+        '"pre_tokenizer": null, "post_processor": null, "decoder": null, '
+        '"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'
+    )
+    with pytest.raises(TrainledgerError, match=r"\[data-tokenizer\].*was made by the tokenizer bytes"):
+        ready(msgspec.structs.replace(again, tokenizer=str(other)))
+
+
+def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path: Path) -> None:
+    sizes = [
+        f"{key}={value}" for key, value in {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}.items()
+    ]
+    small = [*sizes, "num_key_value_heads=1", "head_dim=16", "intermediate_size=32", "vocab_size=128"]
+    with pytest.raises(TrainledgerError, match=r"\[data-vocabulary\].*vocabulary of 256.*128"):
+        ready(Request(model=config(tmp_path, plan={"set": small})))
+
+
+def test_a_folder_with_checkpoints_is_not_begun_anew_and_one_without_a_run_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = config(tmp_path)
+    with pytest.raises(TrainledgerError, match="has no run to go on with; check --out"):
+        ready(Request(model=path, resume=True))
+    (tmp_path / "run" / "checkpoints" / name_of(3)).mkdir(parents=True)
+    with pytest.raises(TrainledgerError, match="has 1 checkpoints of a run, the newest step-00000003; go on"):
+        ready(Request(model=path))
+    assert ready(Request(model=path, resume=True)).spec.resume
