@@ -107,7 +107,7 @@ def test_a_message_is_read_from_a_pipe(tmp_path: Path) -> None:
         (1, ("/dev/null", "--model", "gpt2"), ("/dev/null is empty",)),
         (1, ("", "--model", "gpt2"), ("MESSAGE is empty",)),
         (2, (MESSAGE,), ("no model",)),
-        (2, (), ("MESSAGE", "requires an argument")),
+        (2, (), ("PLAN.toml", "MESSAGE")),
         (1, (MESSAGE, "--model", "gpt2", "--tensor", "logitz"), ("'logitz'", "--tensor", "logits")),
         (1, (MESSAGE, "--model", "gpt2", "--tp", "5", "--gpus", "5"), ("[heads-divisible-by-tp]",)),
     ],

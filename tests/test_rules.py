@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import checked_rules
 import runtime_rules
 from strategies import dense, latent, llama, routed, setting_of
 from trainledger.errors import Refused
@@ -315,7 +316,7 @@ CASES: dict[str, Case] = {
         ("fp8-rowwise", "tp=8", "16", "lower --tp"),
     ),
 }
-CASES.update({rule: Case(*case) for rule, case in runtime_rules.CASES.items()})
+CASES.update({rule: Case(*case) for of in (runtime_rules, checked_rules) for rule, case in of.CASES.items()})
 
 
 def situation(model: Model, given: dict[str, Any]) -> tuple[Setting, Plans]:

@@ -58,7 +58,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(name="baseline export", summary="Records of the run book as JSON, or their steps as CSV."),
     Verb(name="baseline import", summary="Exported records into a run book."),
     Verb(name="diff", summary="Two plans: the lines that moved."),
-    Verb(name="check", summary="An out-of-memory message explained: which tensors of a plan have the size asked for."),
+    Verb(name="check", summary="What stands against a plan, with evidence and knobs; or an out-of-memory message."),
     Verb(name="predict", summary="A prediction for each row of a table, from its inputs alone."),
     Verb(name="score", summary="The same, graded against what was measured or printed."),
     Verb(name="list", summary="Models, clusters, accelerators, engines, optimizers, precisions, rules."),

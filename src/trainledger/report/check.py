@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trainledger.reconcile.out_of_memory import KNOBS
+from trainledger.report.checked import document as checked
 from trainledger.report.document import BLANK, Column, Document, Table, Text, left, table
 from trainledger.report.words import Answer, assumed, batch, card, degrees, engine, gpus, notes, percent, ways, whole
 from trainledger.units import format_bytes
@@ -14,7 +15,9 @@ SHOWN = 8
 
 
 def document(answer: Answer) -> Document:
-    """The answer first, then the storages, then what memory was full of."""
+    """Of a plan what stands against it; of a message the answer, then the storages, then what memory was full of."""
+    if "findings" in answer:
+        return checked(answer)
     return [
         _verdict(answer),
         Text(f"message: {answer['message']['text']}"),

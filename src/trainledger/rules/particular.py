@@ -48,8 +48,18 @@ def _grad_dtype(setting: Setting, plans: Plans) -> Mask:
 
 
 def _bf16_pipeline(setting: Setting, plans: Plans) -> Mask:
+    """Megatron-DeepSpeed says stage 0 in its JSON, and is accounted for as the stage 1 that it is."""
     recipe = setting.precision
-    return (plans.pp > 1) & (plans.zero_stage == 0) & (recipe is not None and recipe.weight == "bf16")
+    said = (plans.zero_stage == 0) | (setting.profile.name == "megatron-deepspeed")
+    return (plans.pp > 1) & said & (recipe is not None and recipe.weight == "bf16")
+
+
+def _bf16_pipeline_sentence(setting: Setting, row: dict[str, int]) -> str:
+    said = 0 if setting.profile.name == "megatron-deepspeed" else row["zero_stage"]
+    return (
+        f"--zero {said} with pp={row['pp']} in bf16: DeepSpeed divides the optimizer all the same, as at zero_stage 1; "
+        "expect that"
+    )
 
 
 def _leaf_modules(setting: Setting, plans: Plans) -> Mask:
@@ -92,13 +102,13 @@ def _context_shards(setting: Setting, plans: Plans) -> Mask:
     return (plans.cp > 1) & (plans.zero_stage == 0)
 
 
-def _linears(setting: Setting) -> Iterator[Tensor]:
+def linears(setting: Setting) -> Iterator[Tensor]:
     """The weight matrices that an FP8 recipe covers."""
     for block in setting.model.blocks:
         yield from (tensor for tensor in block.tensors if tensor.projection)
 
 
-def _local(tensor: Tensor, plans: Plans) -> tuple[IntArray, IntArray]:
+def local_sides(tensor: Tensor, plans: Plans) -> tuple[IntArray, IntArray]:
     """[plans]: rows and columns that one rank holds."""
     over = plans.etp if tensor.role == "expert" else plans.tp
     rows, rest = tensor.shape[0], tensor.numel // tensor.shape[0]
@@ -110,8 +120,8 @@ def _local(tensor: Tensor, plans: Plans) -> tuple[IntArray, IntArray]:
 def _off_multiple(setting: Setting, plans: Plans, multiple: int) -> Mask:
     """Where a side of some weight matrix is no multiple."""
     broken = np.zeros(len(plans), dtype=np.bool_)
-    for tensor in _linears(setting):
-        rows, columns = _local(tensor, plans)
+    for tensor in linears(setting):
+        rows, columns = local_sides(tensor, plans)
         broken |= (rows % multiple != 0) | (columns % multiple != 0)
     return broken
 
@@ -130,8 +140,8 @@ def _te_dims_sentence(setting: Setting, row: dict[str, int]) -> str:
     plans = make_plans(row)
     tokens = int(plans.tokens(setting.workload.seq)[0])
     need = f"--precision {setting.scenario.precision} multiplies matrices whose sizes are multiples of {multiple}"
-    for tensor in _linears(setting):
-        rows, columns = (int(size[0]) for size in _local(tensor, plans))
+    for tensor in linears(setting):
+        rows, columns = (int(size[0]) for size in local_sides(tensor, plans))
         if rows % multiple or columns % multiple:
             return f"{need}, and {tensor.name} is {rows} x {columns} at tp={row['tp']}; lower --tp, or use bf16"
     return f"{need}, and a micro-batch has seq / cp x mbs = {tokens} tokens on a rank; change --seq, --cp or --mbs"
@@ -156,7 +166,7 @@ def _uneven_rows(setting: Setting, plans: Plans) -> Mask | bool:
     for block in setting.model.blocks:
         for tensor in block.tensors:
             if tensor.role == "expert":
-                rows, _ = _local(tensor, plans)
+                rows, _ = local_sides(tensor, plans)
                 broken |= (over > ceil_div(tensor.copies, plans.ep)) & (rows % over != 0)
     return broken & (plans.zero_stage > 0)
 
@@ -316,8 +326,8 @@ RULES: tuple[Rule, ...] = (
         "engine",
         "DeepSpeed runtime/engine.py 2014-2018 at edaa722",
         _bf16_pipeline,
-        "--zero 0 with pp={pp} in bf16: DeepSpeed divides the optimizer all the same, as at zero_stage 1; expect that",
-        DEEPSPEED,
+        _bf16_pipeline_sentence,
+        ("deepspeed", "megatron-deepspeed"),
     ),
     Rule(
         "ds-z3-leaf",

@@ -18,8 +18,8 @@ from trainledger.plans.setting import Setting
 
 Mask = NDArray[np.bool_]
 Severity = Literal["refuse", "warn", "advise"]
-Scope = Literal["model", "plan", "engine", "runtime"]
-"""What a rule is about; those of the runtime bind only what is run."""
+Scope = Literal["model", "plan", "engine", "runtime", "check"]
+"""What a rule is about; those of the runtime bind only what is run, and those of check are said by that verb alone."""
 
 
 class Rule(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""`check`: an out-of-memory message explained by the plan that met it."""
+"""`check`: a plan against every rule, or an out-of-memory message explained by the plan that met it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import numpy as np
 from trainledger.account.memory import Alive, Memory, StageMemory, alive_at, memory_of, stage_memory
 from trainledger.account.memory.storages import storages
 from trainledger.adapters.out_of_memory import OutOfMemory, read_message
-from trainledger.errors import BadInput
+from trainledger.errors import BadInput, UsageError
 from trainledger.facts.model import Model
 from trainledger.reconcile.out_of_memory import Candidate, Inversion, Share, explain, full_of
+from trainledger.service.checked import Checked, check_plan
 from trainledger.service.common import Note, Run, notes, prepared
 from trainledger.service.ledger import Engine, PlanDegrees, engine_of
-from trainledger.service.plan_file import overlay
-from trainledger.service.requests import ANSWER, INPUT, MODEL, PlanRequest, flag
+from trainledger.service.plan_file import SUFFIX, overlay
+from trainledger.service.requests import ANSWER, INPUT, MODEL, RUN, PlanRequest, Switch, flag
 from trainledger.units import format_bytes
 
 FOUND = 5
@@ -33,21 +34,31 @@ LONGEST_LOG = 1 << 28
 
 
 class Request(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
-    """An out-of-memory message explained: which tensors of the plan have the size that was asked for."""
+    """What stands against a plan, with evidence and knobs; or, of an out-of-memory message, which tensor asked.
+
+    Without MESSAGE the flags make the plan.
+    """
 
     message: Annotated[
-        str,
+        str | None,
         flag(
-            "The message in quotes, or a file that has it, such as a log: the first one in it.",
-            "MESSAGE",
+            "A PLAN file or a CONFIG (.toml) to check; or an out-of-memory message in quotes, or a file that has one, "
+            "such as a log: the first one in it.",
+            "PLAN|MESSAGE",
             group=INPUT,
             positional=True,
         ),
-    ]
+    ] = None
     model: Annotated[
         str | None,
-        flag("The model that was trained, or a PLAN file (.toml); as MODEL of other verbs.", "MODEL", group=MODEL),
+        flag("The model that is trained, or a PLAN file (.toml); as MODEL of other verbs.", "MODEL", group=MODEL),
     ] = None
+    learning_rate: Annotated[float | None, flag("Learning rate of the run, where it is high.", "X", group=RUN)] = None
+    loss_scaling: Annotated[Switch | None, flag("Whether losses are scaled before the backward.", group=RUN)] = None
+    initial_scale: Annotated[float | None, flag("By how much losses are scaled at first.", "X", group=RUN)] = None
+    token_budget: Annotated[float | None, flag("Tokens that the whole run sees, such as 1e12.", "N", group=RUN)] = None
+    usd_per_gpu_hour: Annotated[float | None, flag("What one GPU costs in an hour.", "USD", group=RUN)] = None
+    book: Annotated[str | None, flag("The run book in which a baseline is looked for.", "FILE", group=RUN)] = None
     tensor: Annotated[
         str | None,
         flag(
@@ -118,9 +129,23 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
         return FOUND if self.candidates or (self.named and self.inversions) else 0
 
 
-def run(request: Request, *, model: Model | None = None) -> Response:
-    """Explain the message."""
-    message = read_message(_text(request.message))
+def run(request: Request, *, model: Model | None = None) -> Response | Checked:
+    """Check the plan, or explain the message."""
+    given = request.message
+    if given is None and request.model is None and model is None:
+        raise UsageError(
+            "check needs something to check: PLAN.toml, the flags of a plan (--model ...), or an out-of-memory MESSAGE"
+        )
+    if given is None or (given.endswith(SUFFIX) and not any(char.isspace() for char in given)):
+        if request.tensor is not None:
+            raise UsageError("--tensor is of an out-of-memory message; leave it out, or give the MESSAGE")
+        return check_plan(request, model=model)
+    return explained(request, given, model=model)
+
+
+def explained(request: Request, given: str, *, model: Model | None = None) -> Response:
+    """Which storages of the plan have the size that a message asks for."""
+    message = read_message(_text(given))
     run, plans, inventory = prepared(overlay(request), model=model)
     row = plans.row(0)
     found = explain(
@@ -151,7 +176,7 @@ def run(request: Request, *, model: Model | None = None) -> Response:
         usable_bytes=usable,
         fits=device <= usable if usable is not None else None,
         assumed=run.assumed,
-        notes=(*_said(message, run, memory, device), *notes(run, plans)),
+        notes=(*_said(message, run, memory, device), *_on_host(message, found.candidates), *notes(run, plans)),
     )
 
 
@@ -220,6 +245,15 @@ def _at(stages: StageMemory, place: int, row: int) -> Moment:
         allocated_bytes=int(stages.total(place)[0, row]),
         alive=alive_at(stages, place, row)[:MOST_ALIVE],
     )
+
+
+def _on_host(message: OutOfMemory, candidates: tuple[Candidate, ...]) -> tuple[Note, ...]:
+    """A card was asked for what the plan keeps in host memory."""
+    asked = next((one for one in candidates if one.in_plan), None)
+    if message.device == "cpu" or asked is None or asked.place != "host":
+        return ()
+    text = f"the plan keeps {asked.name} in host memory, and the card was asked for it: the offload did not reach the"
+    return (Note(rule="offload-not-active", severity="advise", message=f"{text} engine; check its own config"),)
 
 
 def _said(message: OutOfMemory, run: Run, memory: Memory, device: int) -> list[Note]:

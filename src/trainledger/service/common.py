@@ -362,7 +362,7 @@ def notes(run: Run, plans: Plans | None = None, *, shown: Plans | None = None) -
     `shown` are the plans that an answer tells of, where no rule is asked of them again.
     """
     setting = run.setting
-    milder = [rule for rule in RULES if rule.severity != "refuse"]
+    milder = [rule for rule in RULES if rule.severity != "refuse" and rule.scope != "check"]
     each = [plans.take(slice(i, i + 1)) for i in range(len(plans))] if plans is not None else []
     found = {f.rule: f for plan in reversed(each) for f in findings(milder, setting, plan)}.values()
     return (

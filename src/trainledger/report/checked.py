@@ -1,0 +1,84 @@
+"""`check` of a plan as text: the verdict, then each finding with its evidence and its knob."""
+
+from __future__ import annotations
+
+from trainledger.report.document import BLANK, Document, Style, Text
+from trainledger.report.words import Answer, assumed, batch, card, degrees, engine, gpus, notes, ways, whole
+from trainledger.units import format_bytes
+
+AXES = ("tp", "pp", "vpp", "cp", "ep", "dp", "dp_replicate", "mbs", "num_microbatches")
+STYLES: dict[str, Style] = {"refuse": "bad", "warn": "warn", "advise": ""}
+COUNTED = {"refuse": "refusal", "warn": "warning", "advise": "hint"}
+
+
+def document(answer: Answer) -> Document:
+    """The verdict, the plan, the findings, gravest first, and the budget."""
+    found: Document = [_verdict(answer), *_plan(answer)]
+    for finding in answer["findings"]:
+        found += [BLANK, *_finding(finding)]
+    if not answer["ledger"]:
+        found += [BLANK, Text("the rules that need a ledger were not asked: a plan that is refused has none", "dim")]
+    if answer["budget"] is not None:
+        found += [BLANK, *_budget(answer["budget"])]
+    return [*found, *notes(answer)]
+
+
+def _verdict(answer: Answer) -> Text:
+    counts = {severity: sum(one["severity"] == severity for one in answer["findings"]) for severity in COUNTED}
+    said = ", ".join(
+        f"{count} {COUNTED[severity]}{'s' if count != 1 else ''}" for severity, count in counts.items() if count
+    )
+    verdict = "refused" if counts["refuse"] else "passes"
+    return Text(f"{verdict}: {said or 'nothing stands against it'}, of {answer['asked']} rules", "answer")
+
+
+def _plan(answer: Answer) -> Document:
+    plan = answer["plan"]
+    if plan is None:
+        return [Text(f"{answer['model']}, {engine(answer['profile'])}"), *assumed(answer)]
+    split = degrees(plan, AXES)
+    chosen = ", ".join((plan["precision"], plan["optimizer"], f"seq {plan['seq']}", batch(plan), ways(plan)))
+    at = f" on {card(answer['accelerator'], answer['usable_bytes'])}" if answer["usable_bytes"] is not None else ""
+    return [
+        Text(f"{answer['model']} on {gpus(plan['gpus'])}{at}, {engine(answer['profile'])}"),
+        Text(f"plan: zero_stage {plan['zero_stage']}, {f'{split}, ' if split else ''}{chosen}"),
+        *assumed(answer),
+    ]
+
+
+def _finding(finding: Answer) -> Document:
+    found: Document = [
+        Text(f"{finding['severity']}: [{finding['id']}] {finding['message']}", STYLES[finding["severity"]])
+    ]
+    if finding["evidence"]:
+        found.append(Text(f"  evidence: {', '.join(map(_evidence, finding['evidence']))}", "dim"))
+    if finding["knob"]:
+        found.append(Text(f"  knob: {finding['knob']}"))
+    return found
+
+
+def _evidence(one: Answer) -> str:
+    amount, unit = one["amount"], one["unit"]
+    if amount is None:
+        return f"{one['line']} none"
+    if unit == "B":
+        shown = f"{amount / 1e9:.3g} GB" if one["line"].startswith("moved/") else format_bytes(int(amount))
+    elif isinstance(amount, int):
+        shown = f"{whole(amount)} {unit}".rstrip()
+    else:
+        shown = f"{amount:.3g} {unit}".rstrip()
+    return f"{one['line']} {shown}"
+
+
+def _budget(budget: Answer) -> Document:
+    """What the run takes at least."""
+    parts = [f"{whole(budget['tokens_per_step'])} tokens a step"]
+    if budget["steps"] is not None:
+        parts.append(f"{whole(budget['steps'])} steps")
+    if budget["step_s_at_peak"] is not None:
+        parts.append(f"at least {budget['step_s_at_peak']:.3g} s a step (arithmetic at the card's peak)")
+    if budget["gpu_hours_at_peak"] is not None:
+        parts.append(f"at least {budget['gpu_hours_at_peak']:,.0f} GPU hours")
+    if budget["usd_at_peak"] is not None:
+        parts.append(f"at least {budget['usd_at_peak']:,.0f} USD")
+    return [Text(f"budget: {', '.join(parts)}")]
