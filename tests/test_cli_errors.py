@@ -8,7 +8,7 @@ import pytest
 
 from command_line import run
 from trainledger.cli.flags import flags
-from trainledger.cli.verbs import VERBS
+from trainledger.cli.verbs import VERBS, Verb
 
 CASES: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     # name: exit code, arguments, what the message holds
@@ -106,14 +106,15 @@ CASES: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "no such config": (1, ("model", "./nowhere/config.json"), ("nowhere", "config.json")),
 }  # fmt: skip
 
-INTEGER_FLAGS = [(verb.name, one.option) for verb in VERBS for one in flags(verb.service.Request) if one.type is int]
+INTEGER_FLAGS = [(verb, one.option) for verb in VERBS for one in flags(verb.service.Request) if one.type is int]
 NO_INTEGERS = ("1.5", "8.0", "1e3", "1.5e3", "0x10", "1_000", "\u0663", "\u00b2", "", " ", "--8", "+", "1" * 101)
 
 
 @pytest.mark.parametrize(("verb", "option"), INTEGER_FLAGS)
-def test_a_number_is_whole_and_in_digits(verb: str, option: str) -> None:
+def test_a_number_is_whole_and_in_digits(verb: Verb, option: str) -> None:
     """cyclopts alone would read 1.5 as 2, 0x10 as 16 and 1_000 as 1000."""
-    done = run(verb, "gpt2", f"--{option}=1.5")
+    values = ["gpt2" for one in flags(verb.service.Request) if one.positional and one.required] or ["gpt2"]
+    done = run(*verb.words, *values, f"--{option}=1.5")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"error: --{option}: '1.5' is not a whole number; write digits, such as ")
 

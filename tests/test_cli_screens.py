@@ -69,14 +69,14 @@ def test_options_are_frozen() -> None:
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_the_help_names_every_flag_and_each_has_a_meaning(verb: Verb) -> None:
-    text = run(verb.name, "--help").out
+    text = run(*verb.words, "--help").out
     for one in flags(verb.service.Request):
         assert all(option in text for option in one.options)
         assert one.description.endswith((".", "]."))
 
 
 def test_later_work_is_absent() -> None:
-    text = "".join(run(verb.name, "--help").out for verb in VERBS) + run("--help").out
+    text = "".join(run(*verb.words, "--help").out for verb in VERBS) + run("--help").out
     for flag in ("--html", "--trace"):
         assert flag not in text
     for verb in ("emit", "serve", "calibrate", "reconcile"):
