@@ -29,7 +29,9 @@ RIGHT = 0.9
 LITGPT = "per layer and token three hidden tensors more were kept than torchtitan's compiled block keeps"
 OFFLOADED = "checkpoints (38.7 GB) and states (16.4 GB) are all of its 56.2 GB: the rest was in host memory"
 NOT_ON = "with checkpoints half of the card is free, as the report's other trainer shows: they were not on"
+COMPLETIONS = "logits were kept of the 1024 tokens of each completion alone, which a reinforcement learner asks for"
 WRONG: dict[str, str] = {
+    "C055, 1.7B": COMPLETIONS,
     "C065, 8B, one million": OFFLOADED,
     "C095, trainer, micro-batch 2": NOT_ON,
     "C179, 10 layers, 8 cards": LITGPT,

@@ -27,6 +27,16 @@ def recomputed(*, early_stop: bool) -> Tape:
     return walk(program, y)
 
 
+def summed(**how: bool) -> Tape:
+    """A region whose last operation keeps nothing, and has a gradient four times as large as its result."""
+    program = Program()
+    x = program.input("x", 2)
+    with program.recomputed(**how):
+        down = program.op("down", x, 8, keeps=(x,))
+        out = program.op("sum over ranks", down, 2)
+    return walk(program, out)
+
+
 def at(tape: Tape, phase: str, name: str) -> int:
     return int(tape.totals[tape.instants.index((phase, name)), 0])  # type: ignore[arg-type]
 
@@ -93,6 +103,16 @@ def test_an_early_stop_comes_before_the_last_operation_computes() -> None:
     # x, and again its norm with rstd, up and act; down's own result is not made, and waits as a gradient only
     assert at(recomputed(early_stop=True), "again", "down") == 2 + 1 + 2 + 8 + 8 + 2
     assert at(recomputed(early_stop=False), "again", "down") == 2 + 1 + 2 + 8 + 8 + 2 + 2
+
+
+def test_what_hooks_ask_for_is_made_again_as_the_first_backward_reads_it() -> None:
+    for how in ({"early_stop": False, "asked": True}, {"early_stop": True}):
+        order = [step for step in summed(**how).instants if step[0] != "forward"]
+        assert order.index(("backward", "sum over ranks")) < order.index(("again", "down"))
+    # x, what is computed again, and the gradient of it that is there already; what the sum gives
+    assert at(summed(early_stop=False, asked=True), "again", "sum over ranks") == 2 + 8 + 8 + 2
+    # a function around the region runs it before any backward of it: the gradient of its result alone is there
+    assert at(summed(early_stop=False), "again", "sum over ranks") == 2 + 8 + 2 + 2
 
 
 def lazy() -> Tape:

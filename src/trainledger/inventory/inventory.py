@@ -8,6 +8,8 @@ import numpy as np
 
 from trainledger.arrays import IntArray
 from trainledger.facts.model import Block
+from trainledger.facts.presumed import presumed
+from trainledger.facts.semantics import Semantics
 from trainledger.inventory.buffers import Buffer, buffers
 from trainledger.inventory.slots import slots_of
 from trainledger.inventory.stages import StageTable, stage_table
@@ -33,6 +35,11 @@ class Inventory:
     def buffers(self) -> tuple[Buffer, ...]:
         """What the engine keeps of them."""
         return buffers(self.setting, self.table)
+
+    @cached_property
+    def presumed(self) -> Semantics:
+        """The rules of the forward pass, as the model tells them."""
+        return presumed(self.setting.model)
 
     @cached_property
     def layers(self) -> tuple[tuple[int, Block], ...]:

@@ -231,6 +231,22 @@ class _Stages:
         if waiting is not None:
             self.others = self.others + self.losses * waiting * self.parts.final.saved[:, None]
         self.chunk = np.where(chunks < vpp, ceil_div(whole, vpp) * chunks, whole)
+        self.behind = nothing[:, None]
+        if schedule.releases == "weight" and any((kind.tape.put_off > kind.tape.saved).any() for kind in self.kinds):
+            self._hold_graphs(plans, pp_stage, chunks)
+
+    def _hold_graphs(self, plans: Plans, pp_stage: IntArray, chunks: IntArray) -> None:
+        """Where the gradients of weights alone let go of anything, what has run backward keeps all that these need.
+
+        So do as many chunks as stages lie before, and the layers of the one that runs; but the first chunk of all, into
+        which no gradient goes, runs both at once.
+        """
+        vpp = plans.vpp[:, None]
+        waiting = np.minimum(pp_stage, np.maximum(chunks - vpp, 0))
+        more = (np.maximum(kind.tape.put_off - kind.tape.saved, 0)[:, None] * kind.layers for kind in self.kinds)
+        self.others = self.others + ceil_div(sum(more, np.zeros_like(chunks)), vpp) * waiting
+        late = self._late(np.ones_like(chunks), vpp) + self.losses * self.parts.final.saved[:, None]
+        self.behind = np.where(self.embeds, 0, late)
 
     @staticmethod
     def _losses_waiting(schedule: Schedule, plans: Plans, chunks: IntArray) -> IntArray | None:
@@ -306,7 +322,7 @@ class _Stages:
             tape, here = kind.tape, kind.layers > 0
             ends = (
                 (True, self._before(kind)),
-                (False, self.others + self.embedded + self.earlier[kind.slot] + kind.earlier),
+                (False, self.others + self.embedded + self.earlier[kind.slot] + kind.earlier + self._behind(kind)),
             )
             for first, kept in ends:
                 what = f"the {'last' if first else 'first'} {kind.name}"
@@ -317,6 +333,10 @@ class _Stages:
         tape = self.parts.embedding
         place = self._place("backward", "the embedding", self.at.embedding, tape, self.others, self.embeds)
         return [*places, place, self._handed(place, tape)]
+
+    def _behind(self, kind: _Kind) -> IntArray:
+        """[plans, rows]: what layers of the same chunk keep that have run backward, when the first of a kind does."""
+        return np.maximum(self.behind - kind.tape.put_off[:, None], 0)
 
     def _before(self, kind: _Kind) -> IntArray:
         """[plans, rows]: what waits when the last layer of a kind runs: all but its own and what later layers keep."""

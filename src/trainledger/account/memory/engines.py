@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainledger.account.memory.flat_groups import FlatGroups
 from trainledger.account.memory.fsdp2 import Fsdp2
+from trainledger.account.memory.knobs import Knobs
 from trainledger.account.memory.megatron import DummyGradients, GroupedWorkspaces
 from trainledger.account.memory.nanotron import WaitingGradients
 from trainledger.account.memory.passing import Passing
@@ -15,6 +16,7 @@ PASSING: dict[str, type[Passing]] = {
     "dummy gradients": DummyGradients,
     "flat groups": FlatGroups,
     "fsdp2": Fsdp2,
+    "fsdp2 knobs": Knobs,
     "grouped workspaces": GroupedWorkspaces,
     "waiting gradients": WaitingGradients,
 }

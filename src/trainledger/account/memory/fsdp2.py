@@ -18,20 +18,33 @@ import numpy as np
 from trainledger.account.memory.passing import Part
 from trainledger.account.memory.unit_sizes import UnitSizes
 from trainledger.arrays import IntArray
+from trainledger.inventory.tensors import BoolArray
 
 
 class Fsdp2(UnitSizes):
     """Bytes [plans, rows] of what passes."""
 
     overlaps = True
+    keeps_ends = True
+    """In a run the unit of the output layer is gathered while the loss is computed."""
     holds = "units gathered now and next, gradients of a unit and the input of its reduction"
     cites = ("fsdp2-units",)
 
-    @cached_property
-    def _drops(self) -> IntArray:
+    @property
+    def drops(self) -> IntArray:
         """[plans, 1]: 1 where a unit drops its weights after its forward."""
         plans = self.own.plans
         return ((plans.zero_stage != 2) & (plans.pp == 1)).astype(np.int64)[:, None]
+
+    @property
+    def late(self) -> BoolArray:
+        """[plans, 1]: where units are reduced after the last micro-batch, all of them."""
+        return (self.own.plans.pp > 1)[:, None]
+
+    @property
+    def adds_up(self) -> BoolArray:
+        """[plans, 1]: where gradients of several micro-batches are added up before they are reduced."""
+        return self.late
 
     @cached_property
     def _alone(self) -> IntArray:
@@ -57,7 +70,7 @@ class Fsdp2(UnitSizes):
             kept = self.after(self.weights) if profile.traffic.final_unit_kept else self.none
         if profile.memory.last_block_kept:
             kept = kept + self.of(self.weights, self.block_of(-1))
-        return np.where(self._drops == 1, kept, self.everything * self._alone)
+        return np.where(self.drops == 1, kept, self.everything * self._alone)
 
     def forward(self, slot: int) -> IntArray:
         """While the last layer of a slot runs forward: its weights twice, and what stays gathered."""
@@ -65,8 +78,8 @@ class Fsdp2(UnitSizes):
             return self._stays()
         unit = self.of(self.weights, slot)
         ends = self.ends(self.weights) if self.together else self.none
-        gathered = unit * (self._sent + self._drops)
-        return np.where(self._drops == 1, ends, self.everything * self._alone) + gathered * self._alone
+        gathered = unit * (self._sent + self.drops)
+        return np.where(self.drops == 1, ends, self.everything * self._alone) + gathered * self._alone
 
     def backward(self, slot: int, *, first: bool) -> IntArray:
         """While a layer runs backward: its weights, those of the next, and the reduction of the one before."""
@@ -78,7 +91,7 @@ class Fsdp2(UnitSizes):
             before = self.of(self.reduced, self.block_of(0))
             own = self.none if self.together else unit
             return (ends + own + before + self._waiting) * self._alone - self._missing(slot, first=False)
-        dropped = self._drops == 1
+        dropped = self.drops == 1
         standing = np.where(dropped, unit + ends, self._left if first else unit + ends)
         beside = self._next(slot, first=first) + self._reduced_before(slot, first=first) + self._waiting
         return (standing + beside) * self._alone - self._missing(slot, first=first)
@@ -87,7 +100,7 @@ class Fsdp2(UnitSizes):
         """While a block runs backward after another: its weights, those of the next, and the other's reduction."""
         own, unit = self.own, self.of(self.weights, slot)
         ends = self.ends(self.weights) if self.together else self.none
-        standing = np.where(self._drops == 1, unit + ends, self._left - unit)
+        standing = np.where(self.drops == 1, unit + ends, self._left - unit)
         beside = self._next(slot, first=True) + self.of(self.reduced, slot) + self._waiting
         there = self.of(self.shards, slot) * ((own.plans.num_microbatches == 1) & (own.plans.pp == 1))[:, None]
         return (standing + beside) * self._alone + there - self._missing(slot, first=True)
@@ -101,28 +114,34 @@ class Fsdp2(UnitSizes):
             self.of(change, at.embedding),
             np.maximum.reduce([self.of(change, slot) for slot, _ in self.inventory.layers]),
         )
-        return (first - self._shards) * (own.plans.pp > 1)[:, None]
+        return (first - self._shards) * self.late
 
     def handed(self, slot: int, *, first: bool) -> IntArray:
         """As a unit is reduced: its gradients and the input of their reduction, beside the next unit's weights."""
         at = self.own.table.at
-        # the shard is made when the gradients are gone: where few ranks share it, it is the larger of the two
-        both = (self.reduced + np.maximum(self.gradients, self.shards)) * self._alone
-        both = np.where(self._alone == 1, both, self.gradients)
+        both = np.where(self._alone == 1, self.handing, self.gradients)
         missing = self._missing(slot, first=first)
         if slot == at.embedding:
             return (self.ends(both) if self.together else self.of(both, slot)) - missing
         if slot == at.final:
             return self._stays() if self.together else self._after_output(both)
         ends = self.ends(self.weights) if self.together else self.none
-        standing = np.where(self._drops == 1, ends, self._left - self.of(self.weights, slot) if first else ends)
+        standing = np.where(self.drops == 1, ends, self._left - self.of(self.weights, slot) if first else ends)
         beside = self._next(slot, first=first) + self._waiting
         return self.of(both, slot) + (standing + beside) * self._alone - missing
+
+    @property
+    def handing(self) -> IntArray:
+        """[plans, slots]: a unit's gradients, or the shard that is made when they are gone, and the reduction's input.
+
+        Where few ranks share it the shard is the larger of the two.
+        """
+        return self.reduced + np.maximum(self.gradients, self.shards)
 
     def to_come(self, part: Part, slot: int, *, first: bool) -> IntArray:
         """What `backward`, `second`, `handed` and `end` take off again."""
         if part == "end":
-            return self._shards * (self.own.plans.pp > 1)[:, None]
+            return self._shards * self.late
         if part in ("forward", "none") or slot == self.own.table.at.final:
             return self.none
         return self._missing(slot, first=first or part == "second")
@@ -130,7 +149,7 @@ class Fsdp2(UnitSizes):
     def _after_output(self, both: IntArray) -> IntArray:
         """[plans, rows]: when the unit of the output layer is handed over, the last block being gathered."""
         last = self.of(self.weights, self.block_of(-1))
-        standing = np.where(self._drops == 1, last * self._sent, self.everything - self.after(self.weights))
+        standing = np.where(self.drops == 1, last * self._sent, self.everything - self.after(self.weights))
         return self.after(both) + standing * self._alone
 
     def _next(self, slot: int, *, first: bool) -> IntArray:
@@ -144,7 +163,7 @@ class Fsdp2(UnitSizes):
         if not first:
             block = np.maximum(block - self.of(self.shards, slot) * (plans.num_microbatches == 1)[:, None], coming)
         coming = np.where(self.own.counts[:, :, slot] > 1, block, coming)
-        return coming * self._drops * self._sent
+        return coming * self.drops * self._sent
 
     def _reduced_before(self, slot: int, *, first: bool) -> IntArray:
         """[plans, rows]: the input of the reduction before, which this unit's own lets go of."""
@@ -173,7 +192,7 @@ class Fsdp2(UnitSizes):
         if slot != own.table.at.embedding:
             to_come = to_come + self.of(self.shards, slot)
         one = (plans.num_microbatches == 1)[:, None]
-        return np.where(plans.pp[:, None] > 1, self._shards, to_come * one)
+        return np.where(self.late, self._shards, to_come * one)
 
     @cached_property
     def _shards(self) -> IntArray:

@@ -48,7 +48,10 @@ class Fsdp2Run(Engine):
     of          key of a layer -> its units, in the order in which they are gathered
     accumulate  gradients are added up unsharded until the last micro-batch, and weights stay gathered until then, as
                 under a pipeline
+    holds       how many gradients of a unit, of those that came first, are held until its shard is made
     """
+
+    holds = 0
 
     def __init__(self, requests: Requests, of: dict[int, tuple[Unit, ...]], *, accumulate: bool) -> None:
         super().__init__(requests)
@@ -190,12 +193,13 @@ class Fsdp2Run(Engine):
     def _reduce(self, unit: Unit, gradients: Sequence[int]) -> None:
         self.requests.free(self.reducing)
         self.reducing = self.requests.alloc([unit.reduced])
-        self.requests.free(gradients)
+        self.requests.free(gradients[self.holds :])
         shard = self.requests.alloc([unit.shard], REDUCE)
         if unit.cast_shard:
             cast = self.requests.alloc([unit.cast_shard], REDUCE)
             self.requests.free(shard)
             shard = cast
+        self.requests.free(gradients[: self.holds])
         if unit in self.shards:
             self.requests.free(shard)
         else:

@@ -29,10 +29,10 @@ def units_of(passing: Fsdp2, row: int, layers: Sequence[Layer]) -> dict[int, tup
     own, at, table = passing.own, passing.own.table.at, passing.own.table
     counts = own.counts[0, row]
     together = bool(passing.together and counts[at.embedding] and counts[at.final])
-    dropped = int(own.plans.zero_stage[0]) != 2
+    dropped = bool(passing.drops[0, 0])
     apart = bool(experts_apart(own.plans)[0])
     in_ends = np.isin(table.slots, [at.embedding, at.final])
-    root = _unit(passing, in_ends, kept=True, at_end=True) if together else None
+    root = _unit(passing, in_ends, kept=not dropped or passing.keeps_ends, at_end=True) if together else None
     if root is not None:
         root = dataclasses.replace(root, tied=passing.inventory.setting.model.tied)
     last_block = max((layer.key for layer in layers if layer.slots and 0 < layer.slots[0] < at.final), default=-1)
@@ -46,7 +46,8 @@ def units_of(passing: Fsdp2, row: int, layers: Sequence[Layer]) -> dict[int, tup
             if layer.slots not in alike:
                 members = np.isin(table.slots, layer.slots)
                 parts = [members & ~table.expert, members & table.expert] if apart else [members]
-                kept, at_end = not dropped or layer.slots[0] == at.final, layer.slots[0] == at.embedding
+                ends = passing.keeps_ends and layer.slots[0] == at.final
+                kept, at_end = not dropped or ends, layer.slots[0] == at.embedding
                 alike[layer.slots] = [_unit(passing, part, kept=kept, at_end=at_end) for part in parts if part.any()]
             stays = last_kept and layer.key == last_block
             of[layer.key] = tuple(dataclasses.replace(unit, kept=unit.kept or stays) for unit in alike[layer.slots])

@@ -16,6 +16,8 @@ from trainledger.account.memory.flat_run import FlatRun
 from trainledger.account.memory.fsdp2 import Fsdp2
 from trainledger.account.memory.fsdp2_run import Fsdp2Run
 from trainledger.account.memory.fsdp2_units import asked_for, units_of
+from trainledger.account.memory.knobs import Knobs
+from trainledger.account.memory.knobs_run import KnobsRun
 from trainledger.account.memory.nanotron import WaitingGradients
 from trainledger.account.memory.passing import Passing
 from trainledger.account.memory.placed import Placed
@@ -61,7 +63,7 @@ def events_of(inventory: Inventory, plans: Plans, row: int, *, steps: int = STEP
     own, requests = shares(inventory, plans), Requests()
     stage = _stage(inventory, plans, own, row)
     passing = passing_of(inventory, own)
-    left_out = asked_for if isinstance(passing, Fsdp2) else passes
+    left_out = asked_for if _by_unit(passing) else passes
     states = States(requests, standings(inventory, own, row, left_out), stage.layers)
     run = Run(requests, stage, states, _engine(passing, requests, row, stage))
     run.start()
@@ -70,9 +72,25 @@ def events_of(inventory: Inventory, plans: Plans, row: int, *, steps: int = STEP
     return requests.events
 
 
+def _by_unit(passing: Passing) -> bool:
+    """Whether FSDP2's units ask for weights and gradients."""
+    return isinstance(passing, Fsdp2) and not (isinstance(passing, Knobs) and not passing.wraps[0, 0])
+
+
 def _engine(passing: Passing, requests: Requests, row: int, stage: Stage) -> Engine:
     """Who asks for what passes, in its own order where that is known."""
     match passing:
+        case Knobs() if not passing.wraps[0, 0]:
+            return Engine(requests)
+        case Knobs():
+            piped = int(passing.own.plans.pp[0]) > 1
+            return KnobsRun(
+                requests,
+                units_of(passing, row, stage.layers),
+                accumulate=bool(passing.adds_up[0, 0]),
+                stays=not piped and int(passing.own.plans.zero_stage[0]) in (1, 2),
+                piped=piped,
+            )
         case Fsdp2():
             piped = int(passing.own.plans.pp[0]) > 1
             return Fsdp2Run(requests, units_of(passing, row, stage.layers), accumulate=piped)

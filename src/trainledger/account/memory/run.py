@@ -208,8 +208,13 @@ class Run:
                 self._forward(op.chunk, op.microbatch)
             elif op.kind == self.stage.releases:
                 self._backward(op.chunk, op.microbatch, last=op.microbatch == last[op.chunk])
-            elif op.kind == "weight":
-                self.requests.free(self.late.pop((op.chunk, op.microbatch)))
+            elif op.kind == "backward":
+                # it lets go of nothing and leaves gradients for those of weights, unless no gradient goes further
+                layers = self.stage.chunks[op.chunk]
+                sizes = [layer.script.more for layer in layers if layers[0].script.input >= 0]
+                self.late[op.chunk, op.microbatch] = self.requests.alloc(sizes)
+            if op.kind == "weight":
+                self.requests.free(self.late.pop((op.chunk, op.microbatch), ()))
         self.states.end("last backward of the layer")
         self.states.end("backward")
         self.states.make_all("first step")

@@ -37,6 +37,7 @@ class Script:
     leaves       of the gradient that it hands back in turn; -1: none
     gradients    of its weights: (index, bytes), left for whoever reduces them
     late         bytes of what gradients of weights multiply, kept where those are put off; of all, if it cannot say
+    more         bytes that such gradients keep beside all that waits for a backward
     """
 
     size: int
@@ -49,6 +50,7 @@ class Script:
     leaves: int
     gradients: tuple[tuple[int, int], ...]
     late: tuple[int, ...]
+    more: int
     forward: Phase
     backward: Phase
 
@@ -66,7 +68,9 @@ def script_of(tape: Tape, plan: int, *, gradients: bool) -> Script:
     made = there - {given, tape.returned} - (set() if gradients else set(weights))
     dropped = there - {leaves, *weights} - (set() if keeps else {tape.output})
     phases = _phases(tape, sizes, made, dropped, given)
-    late = tape.factors or ((tape.saved,) if tape.output >= 0 else ())
+    factors = tape.factors or ((tape.saved,) if tape.output >= 0 else ())
+    late = tuple(int(np.atleast_1d(nbytes)[plan if np.size(nbytes) > 1 else 0]) for nbytes in factors)
+    saved = int(tape.saved[plan if tape.saved.size > 1 else 0])
     return Script(
         size=len(storages),
         input=given,
@@ -77,7 +81,8 @@ def script_of(tape: Tape, plan: int, *, gradients: bool) -> Script:
         returned=tape.returned,
         leaves=leaves,
         gradients=tuple((i, sizes[i]) for i in weights if sizes[i]) if gradients else (),
-        late=tuple(int(np.atleast_1d(nbytes)[plan if np.size(nbytes) > 1 else 0]) for nbytes in late),
+        late=late,
+        more=max(sum(late) - saved, 0) if tape.factors and tape.output >= 0 else 0,
         forward=phases[0],
         backward=phases[1],
     )

@@ -10,6 +10,7 @@ from trainledger.account.memory.passing import Passing
 from trainledger.arrays import IntArray, round_up
 from trainledger.dtypes import bytes_of
 from trainledger.inventory.buffers import gathered_bytes
+from trainledger.inventory.tensors import BoolArray
 
 
 class UnitSizes(Passing):
@@ -36,21 +37,34 @@ class UnitSizes(Passing):
         return sums
 
     @cached_property
-    def weights(self) -> IntArray:
+    def whole(self) -> IntArray:
         """[plans, slots]: a unit's weights as they are multiplied; the gathered tensor is as large."""
         return self._by_slot(gathered_bytes(self.own.table, self.elements, self.inventory.setting.dtype("gathered")))
+
+    @property
+    def weights(self) -> IntArray:
+        """[plans, slots]: those of units that are not among the states."""
+        return self.whole
 
     @cached_property
     def gradients(self) -> IntArray:
         """[plans, slots]: what its backward gives, in the dtype of its activations."""
-        elements = self.own.shapes.numel * self.own.shapes.copies * self.own.table.trainable
+        return self.fresh(self.own.table.trainable)
+
+    def fresh(self, tensors: BoolArray) -> IntArray:
+        """[plans, slots]: gradients of some tensors as a backward gives them."""
+        elements = self.own.shapes.numel * self.own.shapes.copies * (self.own.table.trainable & tensors)
         return self._by_slot(bytes_of(elements, self.inventory.setting.recipe.activation))
 
     @cached_property
     def reduced(self) -> IntArray:
         """[plans, slots]: the input of its reduction."""
+        return self.widened("reduce")
+
+    def widened(self, role: str) -> IntArray:
+        """[plans, slots]: gradients of a unit, padded, in the dtype of a role."""
         elements = self.elements * self.own.table.trainable
-        return self._by_slot(bytes_of(elements, self.inventory.setting.dtype("reduce")))
+        return self._by_slot(bytes_of(elements, self.inventory.setting.dtype(role)))
 
     @cached_property
     def shards(self) -> IntArray:

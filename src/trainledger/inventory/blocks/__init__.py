@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainledger.inventory.blocks import megatron, nanotron, plain, titan
+from trainledger.inventory.blocks.eager import parts as eager
+from trainledger.inventory.blocks.eager import unlike
 from trainledger.inventory.blocks.parts import Parts
 from trainledger.inventory.blocks.sizes import Sizes
 from trainledger.inventory.inventory import Inventory
@@ -21,6 +23,7 @@ MANNERS: dict[str, Callable[[Inventory, Sizes], Parts]] = {
     "megatron deepspeed": megatron.deepspeed_parts,
     "nanotron": nanotron.parts,
     "titan": titan.parts,
+    "eager": eager.parts,
 }
 
 SOURCES: dict[str, tuple[str, ...]] = {
@@ -31,10 +34,15 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "megatron deepspeed": ("megatron-deepspeed",),
     "nanotron": ("nanotron",),
     "titan": ("torchtitan", "torch"),
+    "eager": ("torch",),
 }
 """Where the operations of a manner were read: keys of data/references.toml."""
 
-UNLIKE: dict[str, Callable[[Plans], NDArray[np.bool_]]] = {"nanotron": nanotron.unlike, "titan": titan.unlike}
+UNLIKE: dict[str, Callable[[Plans], NDArray[np.bool_]]] = {
+    "nanotron": nanotron.unlike,
+    "titan": titan.unlike,
+    "eager": unlike,
+}
 """[plans, n] of a manner: what plans must agree in to run the same operations; of manners not named here, nothing."""
 
 

@@ -29,7 +29,7 @@ def parts(inventory: Inventory, sizes: Sizes) -> Parts:
     scenario = inventory.setting.scenario
     return Parts(
         embedding=_embedding(sizes),
-        blocks=tuple(_block(block, sizes, recomputed=scenario.recompute == "full") for _, block in inventory.layers),
+        blocks=tuple(block(each, sizes, recomputed=scenario.recompute == "full") for _, each in inventory.layers),
         final=_final(sizes, inventory.setting.profile.loss_dtypes),
     )
 
@@ -48,13 +48,14 @@ def _final(sizes: Sizes, dtypes: Sequence[str]) -> Tape:
     return walk(program, None)
 
 
-def _block(block: Block, sizes: Sizes, *, recomputed: bool) -> Tape:
+def block(kind: Block, sizes: Sizes, *, recomputed: bool) -> Tape:
+    """A layer of a kind; `recomputed`: it is one region."""
     program = Program()
     x = program.input("input of the layer", sizes.residual)
     if recomputed:
         with program.recomputed(early_stop=False):
-            return walk(program, _layer(program, block, sizes, x))
-    return walk(program, _layer(program, block, sizes, x))
+            return walk(program, _layer(program, kind, sizes, x))
+    return walk(program, _layer(program, kind, sizes, x))
 
 
 def _layer(program: Program, block: Block, sizes: Sizes, x: Value) -> Value:

@@ -14,8 +14,9 @@ Phase = Literal["forward", "again", "backward", "sum"]
 def timeline(program: Program, *, sums: bool = False) -> list[tuple[Phase, Op]]:
     """Forward in order; backward in reverse, where a region runs again before its last operation's backward.
 
-    A lazy region runs nothing again before a backward needs it; one whose result is discarded runs before the first
-    backward that reads any of it.
+    One whose tensors are asked for by hooks waits for the first backward that reads any of them. A lazy region runs
+    nothing again before a backward needs it; one whose result is discarded runs before the first backward that reads
+    any of it.
 
     sums   with an instant of its own after the backward of what may give a tensor its second gradient
     """
@@ -30,13 +31,18 @@ def timeline(program: Program, *, sums: bool = False) -> list[tuple[Phase, Op]]:
             steps.extend(("again", other) for other in _second_run(program, region))
         if op.region in needs:
             steps.extend(("again", other) for other in needs[op.region].of(op))
-        elif op.region and op.region not in started:
+        elif op.region and op.region not in started and _begins(program, op):
             started.add(op.region)
             steps.extend(("again", other) for other in _second_run(program, op.region))
         steps.append(("backward", op))
         if sums and any(uses[value] > 1 for value in op.inputs):
             steps.append(("sum", op))
     return steps
+
+
+def _begins(program: Program, op: Op) -> bool:
+    """Whether a region runs again at the latest before this operation's backward."""
+    return program.reruns[op.region] not in ("early", "asked") or bool(op.keeps)
 
 
 def stops(program: Program) -> set[Op]:
@@ -74,7 +80,7 @@ def _first_readers(program: Program) -> dict[Op, list[int]]:
 
 def _second_run(program: Program, region: int) -> list[Op]:
     members = [op for op in program.ops if op.region == region]
-    if program.reruns[region] in ("whole", "discarded"):
+    if program.reruns[region] in ("whole", "asked", "discarded"):
         return members
     keeping = [index for index, member in enumerate(members) if member.keeps]
     return members[: keeping[-1] + 1 if keeping else 0]

@@ -16,7 +16,7 @@ from trainledger.arrays import IntArray
 Bytes = IntArray | int
 Work = Bytes | tuple[Bytes, ...]
 
-Rerun = Literal["whole", "early", "lazy", "discarded"]
+Rerun = Literal["whole", "asked", "early", "lazy", "discarded"]
 """How a recomputed region runs again: whole, until all that is kept is there, tensor by tensor as needed, or whole and
 as soon as a backward needs its result, which was let go too."""
 
@@ -176,10 +176,14 @@ class Program:
         return self._region > 0
 
     @contextmanager
-    def recomputed(self, *, early_stop: bool = True, lazy: bool = False, discarded: bool = False) -> Generator[None]:
+    def recomputed(
+        self, *, early_stop: bool = True, asked: bool = False, lazy: bool = False, discarded: bool = False
+    ) -> Generator[None]:
         """A checkpointed region: forward keeps its inputs alone, and backward runs it again.
 
-        early_stop   the second run ends before the last operation that something is kept of, unless that is its result
+        early_stop   the second run ends before the last operation that something is kept of, unless that is its result;
+                     it begins as a backward first reads something that is kept
+        asked        so does one that runs to its end; else that begins with the first backward of the region
         lazy         there is no second run: each tensor is made again just before the backward that needs it, as a
                      compiler orders the two in one graph
         discarded    what it gives is not kept either, by whatever reads it; it runs again before the first backward
@@ -188,7 +192,7 @@ class Program:
         if self._region:
             raise AssertionError("a recomputed region inside another is not walked")
         self._region = len(self.reruns) + 1
-        how: Rerun = "early" if early_stop else "whole"
+        how: Rerun = "early" if early_stop else "asked" if asked else "whole"
         self.reruns[self._region] = "discarded" if discarded else "lazy" if lazy else how
         try:
             yield

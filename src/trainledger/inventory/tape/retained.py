@@ -36,7 +36,7 @@ class Split:
 def retained(program: Program, output: Value | None, *, anew: bool = False) -> Split:
     """Such a backward of a program; what stays lives until after the tape's last instant."""
     weights = {dataclasses.replace(op, weights=()): op.weights for op in program.ops}
-    program.ops = list(weights)
+    before, program.ops = program.ops, list(weights)
     walk = _Retained(program, output, anew=anew, waiting=[op for op, given in weights.items() if given])
     tape = walk.tape()
     index = {id(storage): i for i, storage in enumerate(tape.storages)}
@@ -46,6 +46,7 @@ def retained(program: Program, output: Value | None, *, anew: bool = False) -> S
         )
         for op, freed in walk.freed()
     )
+    program.ops = before
     until = len(tape.instants)
     stays = (i for i, storage in enumerate(tape.storages) if storage.last >= until and not storage.leaves)
     return Split(tape=tape, stays=tuple(stays), later=later)

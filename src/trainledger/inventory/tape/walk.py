@@ -156,7 +156,9 @@ class Walk:
         self.pinned = {value for op in program.ops if op.pinned and op.region for value in op.makes}
         self.stopped = stops(program)
         self.discarded = {value for value, region in self.made_in.items() if program.reruns.get(region) == "discarded"}
-        self.wanted = self._wanted()
+        self.over = {op.region: self.back[op] for op in reversed(program.ops)}
+        """When the backward of a region is over, which is that of its first operation."""
+        self.wanted = self._wanted() if self.discarded else {}
         self.storages: list[Storage] = []
         self.first: dict[Value, Storage] = {}
         self.second: dict[Value, Storage] = {}
@@ -231,22 +233,18 @@ class Walk:
         """Until when what discarded regions make again is read: by a backward, or by a region that keeps its inputs."""
         wanted: dict[Value, int] = {}
         for op in self.program.ops:
-            until = self._over(op.region) if self.program.reruns.get(op.region, "lazy") != "lazy" else self.back[op]
+            until = self.over[op.region] if self.program.reruns.get(op.region, "lazy") != "lazy" else self.back[op]
             for value in reads_backward(self.program, op):
                 if value.root in self.discarded and self.made_in[value.root] != op.region:
                     wanted[value.root] = max(wanted.get(value.root, 0), until)
         return wanted
-
-    def _over(self, region: int) -> int:
-        """When the backward of a region is over."""
-        return max(self.back[op] for op in self.program.ops if op.region == region)
 
     def _keep_region_inputs(self, op: Op) -> None:
         """A checkpoint keeps what its region reads from outside until its backward is over.
 
         What is pinned waits until it would run again; of that a compiler keeps what a backward reads.
         """
-        over = self._over(op.region)
+        over = self.over[op.region]
         for value in op.inputs:
             if self.made_in.get(value.root, 0) != op.region and value.root not in self.discarded:
                 self.first[value.root].touch(over)
@@ -311,7 +309,8 @@ class Walk:
         undropped = {TO_THE_TURN: self.turn - 1, TO_THE_END: self.end}
         for value, until in self.program.held.items():
             self.first[value.root].touch(undropped.get(until, until))
-            if value.root in self.second and self.program.reruns[self.made_in[value.root]] in ("whole", "early"):
+            how = self.program.reruns[self.made_in[value.root]] if value.root in self.second else "lazy"
+            if how in ("whole", "asked", "early"):
                 self.second[value.root].touch(self._held_again(value, until))
         for value in self.program.inputs:
             if value in self.gradients:

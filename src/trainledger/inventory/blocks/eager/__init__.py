@@ -1,5 +1,5 @@
 """The manner of this package's own program: every operation that PyTorch runs eagerly, on CPU kernels."""
 
-from trainledger.inventory.blocks.eager.model import Eager
+from trainledger.inventory.blocks.eager.model import Eager, unlike
 
-__all__ = ["Eager"]
+__all__ = ["Eager", "unlike"]

@@ -32,7 +32,7 @@ def _projected(ops: Ops, layer: Layer, hidden: Sheet) -> tuple[Sheet, Sheet, She
     heads = {rule.q: layer.heads, rule.k: layer.kv_heads, rule.v: layer.kv_heads}
     if rule.qkv == "separate":
         made = [
-            ops.linear(f"{name} projection", hidden, count * rule.head_dim, bias=layer.has(name))
+            ops.linear(f"{name} projection", hidden, count * rule.head_dim, bias=layer.has(name), module=name)
             for name, count in heads.items()
         ]
         if rule.qk_norm == "wide":
@@ -57,7 +57,7 @@ def _split(ops: Ops, layer: Layer, hidden: Sheet) -> tuple[Sheet, Sheet, Sheet]:
     """One matrix for all three: views of its result, of which q is copied where its heads lie apart."""
     rule, tokens = layer.rule, layer.tokens
     q, kv = layer.heads * rule.head_dim, layer.kv_heads * rule.head_dim
-    together = ops.linear(f"{rule.fused} projection", hidden, q + 2 * kv, bias=layer.has(rule.fused))
+    together = ops.linear(f"{rule.fused} projection", hidden, q + 2 * kv, bias=layer.has(rule.fused), module=rule.fused)
     parts = ops.chunks("q, k and v", together, {"q": q, "k": kv, "v": kv})
     made = [
         ops.view(f"{name}: heads", part, tokens * heads, rule.head_dim)
@@ -98,4 +98,4 @@ def finish(ops: Ops, layer: Layer, mixed: Sheet, width: int | IntArray) -> Sheet
         mixed = ops.clone("attention: heads side by side", mixed)
     features = ceil_div(mixed.rows * mixed.width, layer.tokens)
     rows = ops.view("attention: rows", mixed, layer.tokens, features)
-    return ops.linear(f"{rule.out} projection", rows, width, bias=layer.has(rule.out))
+    return ops.linear(f"{rule.out} projection", rows, width, bias=layer.has(rule.out), module=rule.out)

@@ -39,7 +39,7 @@ class Ends:
         width = self._table.shape[1]
         rows = bytes_of(self.sizes.tokens * width, ops.dtype)
         weights = {"embedding": bytes_of(self.vocab * width, ops.dtype)}
-        value = ops.program.op("embedding", (), rows, weights=weights)
+        value = ops.program.op("embedding", (), rows, weights=ops.trained(weights))
         hidden = Sheet(value, self.sizes.tokens, width, ops.dtype)
         hidden = self.exchange.leave("embedding", self.exchange.own_rows("embedding: own rows", hidden))
         if rule.multiplier != 1.0:
@@ -65,7 +65,7 @@ class Ends:
             (),
             bytes_of(length * hidden.width, ops.dtype),
             made={"positions": bytes_of(length, "int64")},
-            weights={"position embedding": bytes_of(table.numel + 0 * length, ops.dtype)},
+            weights=ops.trained({"position embedding": bytes_of(table.numel + 0 * length, ops.dtype)}),
         )
         both = (hidden.value, value)
         return dataclasses.replace(

@@ -16,7 +16,7 @@ from trainledger.inventory.tape import Value
 def mix(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:
     """q, k and v as rows of heads to the same of q, by whichever way the layer has. [runtime/model/attend.py]"""
     rule = layer.rule
-    if rule.softcap is not None or rule.sinks:
+    if rule.softcap is not None or rule.sinks or layer.plainly:
         return _scored(ops, layer, q, k, v)
     if rule.alibi:
         return _plain(ops, layer, q, k, v)

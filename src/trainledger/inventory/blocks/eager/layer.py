@@ -44,12 +44,17 @@ class Layer:
         So they do where q was put together, or scores are multiplied plainly: the kernel keeps the order of q.
         """
         rule = self.rule
-        if rule.softcap is not None or rule.sinks or rule.alibi or rule.kind == "mla":
+        if rule.softcap is not None or rule.sinks or rule.alibi or rule.kind == "mla" or self.plainly:
             return True
         if bool(np.any(self.sizes.plans.cp > 1)) and not self.ring_end:
             return True
         turned = self.rules.rotary[rule.rotary].dim if rule.rotary is not None else rule.head_dim
         return turned < rule.head_dim or (rule.qk_norm == "after_rotary" and rule.rotary is not None)
+
+    @property
+    def plainly(self) -> bool:
+        """Whether the scenario has scores multiplied without a kernel for them."""
+        return self.sizes.setting.scenario.attention == "eager"
 
     @property
     def length(self) -> IntArray:

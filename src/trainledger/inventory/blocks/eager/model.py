@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from trainledger.facts.model import Block
 from trainledger.facts.semantics import Semantics
@@ -14,8 +16,14 @@ from trainledger.inventory.blocks.eager.ends import Ends
 from trainledger.inventory.blocks.eager.ops import Ops, Sheet
 from trainledger.inventory.blocks.sizes import Sizes
 from trainledger.inventory.tape import Program, Value
+from trainledger.plans.plan import Plans
 
 Walked = TypeVar("Walked")
+
+
+def unlike(plans: Plans) -> NDArray[np.bool_]:
+    """[plans, 5]: what plans must agree in to have the same operations: each kind of parallelism in use or not."""
+    return np.stack([plans.tp > 1, plans.sp_ranks > 1, plans.pp > 1, plans.ep > 1, plans.cp > 1], axis=1)
 
 
 class Eager(Generic[Walked]):
@@ -42,7 +50,7 @@ class Eager(Generic[Walked]):
         self._layers: dict[bytes, Walked] = {}
 
     def _walked(self, build: Callable[[Ops], Sheet | None]) -> Walked:
-        ops = Ops(Program(), self.sizes.dtype)
+        ops = Ops(Program(), self.sizes.dtype, self.sizes.setting.workload)
         given = build(ops)
         return self.walk(ops.program, None if given is None else given.value)
 
@@ -70,7 +78,8 @@ class Eager(Generic[Walked]):
         hidden = self._hidden(ops)
         if self.sizes.setting.scenario.recompute != "full":
             return built.forward(hidden)
-        with ops.program.recomputed(early_stop=not self.sizes.setting.profile.traffic.recompute_reruns_last):
+        early = not self.sizes.setting.profile.traffic.recompute_reruns_last
+        with ops.program.recomputed(early_stop=early, asked=True):
             return built.forward(hidden)
 
     def output(self) -> Walked:
@@ -84,3 +93,14 @@ class Eager(Generic[Walked]):
     def _loss(self, ops: Ops) -> None:
         ends = self._ends(ops)
         ends.loss(ops.input("logits", *ends.logits))
+
+    def final(self) -> Walked:
+        """All that follows the last layer as one part; a pipeline holds the logits until their backward is over."""
+        return self._walked(self._final)
+
+    def _final(self, ops: Ops) -> None:
+        ends = self._ends(ops)
+        logits = ends.exit(self._hidden(ops))
+        ends.loss(logits)
+        if np.any(self.sizes.plans.pp > 1):
+            ops.program.hold(logits.value, through_backward=True)

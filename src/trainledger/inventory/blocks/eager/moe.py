@@ -26,7 +26,8 @@ node of the graph is older than the products, and waits until all of them have r
 class Routed:
     """Writes a routed network down.
 
-    visits   [plans]: rows that the experts of this rank get; under expert parallelism as if tokens were routed evenly
+    visits    [plans]: rows that this rank's tokens are to an expert
+    arriving  [plans]: rows that the experts of this rank get: as many, where tokens are routed evenly
     """
 
     def __init__(self, ops: Ops, moe: Moe, rule: MoeRule, tensors: Mapping[str, Tensor], sizes: Sizes) -> None:
@@ -36,6 +37,7 @@ class Routed:
         self.tensors = tensors
         self.sizes = sizes
         self.visits: IntArray = sizes.tokens * moe.top_k
+        self.arriving: IntArray = sizes.arriving(self.visits, moe)
         self.travels = bool(np.any(sizes.plans.ep > 1))
 
     def forward(self, hidden: Sheet) -> Sheet:
@@ -83,7 +85,7 @@ class Routed:
         ops, rule, experts = self.ops, self.rule, self.moe.experts
         bias = f"{rule.path}.{rule.gate}.bias" in self.tensors
         if not rule.fp32 or ops.dtype == "fp32":
-            return ops.linear("router", rows, experts, bias=bias)
+            return ops.linear("router", rows, experts, bias=bias, module=rule.gate)
         given = ops.cast("router: input in fp32", rows, "fp32")
         wide = bytes_of(experts * (rows.width + 0 * rows.rows), "fp32")
         made = Sheet(rows.value, rows.rows, experts, "fp32")
@@ -91,9 +93,9 @@ class Routed:
             "router",
             given.value,
             made.bytes(),
-            keeps=(given.value,),
+            keeps=() if ops.rank else (given.value,),
             made={"matrix in fp32": wide},
-            weights={"router": bytes_of(experts * (rows.width + 0 * rows.rows), ops.dtype)},
+            weights=ops.trained({"router": bytes_of(experts * (rows.width + 0 * rows.rows), ops.dtype)}),
             back_work=wide,
         )
         return dataclasses.replace(made, value=value)
@@ -129,36 +131,47 @@ class Routed:
             return self._experts(rows)
         ops, program = self.ops, self.ops.program
         program.hold(rows.value)
-        received = ops.new("tokens to their experts", rows)
+        received = ops.new("tokens to their experts", rows, rows=self.arriving)
         program.hold(received.value)
-        ordered = self._gather("received in order of experts", received, self.visits)
+        ordered = self._gather("received in order of experts", received, self.arriving)
         made = self._experts(ordered)
         program.hold(made.value)
-        given = ops.new("results back to their tokens", self._gather("results in order of ranks", made, self.visits))
+        back = self._gather("results in order of ranks", made, self.arriving)
+        given = ops.new("results back to their tokens", back, rows=self.visits)
         program.drop(rows.value, received.value, made.value)
         return given
 
     def _grouped(self, name: str, x: Sheet, width: Count) -> Sheet:
         """Rows times the matrix of their expert: keeps the rows."""
-        copies = ceil_div(self.moe.experts, self.sizes.plans.ep)
+        ops, copies = self.ops, ceil_div(self.moe.experts, self.sizes.plans.ep)
         made = dataclasses.replace(x, width=width)
         turned = TURNED if self.rule.stacked == "no" else ""
-        value = self.ops.program.op(
+        adapted = ops.adapts(self._module(name))
+        each = ops.rank * (x.width + width) * adapted if ops.rank else x.width * width
+        value = ops.program.op(
             f"{EXPERTS}{name}",
             x.value,
             made.bytes(),
-            keeps=(x.value,),
+            keeps=(x.value,) if adapted or not ops.rank else (),
             # where each expert's rows end, which all products of a network share
             made={"ends": bytes_of(copies, "int32")} if name != "down" and not name.startswith("up") else None,
-            weights={f"{EXPERTS}{name}{turned}": bytes_of(copies * (x.width * width), self.ops.dtype)},
+            weights={f"{EXPERTS}{name}{turned}": bytes_of(copies * each, ops.dtype)},
         )
         return dataclasses.replace(made, value=value)
+
+    def _module(self, name: str) -> str:
+        """The last part of the name of a matrix of each expert; of stacked ones, what it multiplies."""
+        gate, up, down = self.rule.names
+        return {"gate": gate, "up": up, "down": down}.get(name, "gate_up_proj")
 
     def _experts(self, rows: Sheet) -> Sheet:
         ops, rule = self.ops, self.rule
         inner = ceil_div(self.moe.intermediate, self.sizes.plans.etp)
         if rule.stacked != "no":
             return self._stacked(rows, inner)
+        if not self.moe.gated:
+            up = activated(ops, f"{EXPERTS}activation", self._grouped("up", rows, inner), rule.activation)
+            return self._grouped("down", up, rows.width)
         gate = activated(ops, f"{EXPERTS}activation", self._grouped("gate", rows, inner), rule.activation)
         up = self._grouped("up", rows, inner)
         return self._grouped("down", ops.mul(f"{EXPERTS}gated", gate, up), rows.width)
@@ -185,7 +198,7 @@ class Routed:
         if f"{self.rule.path}.experts.{bias}" not in self.tensors:
             return x
         copies = ceil_div(self.moe.experts, self.sizes.plans.ep)
-        weights = {f"{EXPERTS}{name} bias": bytes_of(copies * x.width, self.ops.dtype)}
+        weights = self.ops.trained({f"{EXPERTS}{name} bias": bytes_of(copies * x.width, self.ops.dtype)})
         made = {"expert of each row": bytes_of(x.rows, "int64")}
         value = self.ops.program.op(
             f"{EXPERTS}{name} bias", x.value, x.bytes(), made=made, weights=weights, work=x.bytes(), passes=True

@@ -25,13 +25,13 @@ def network(ops: Ops, rule: MlpRule, x: Sheet, inner: Count, width: Count, *, bi
     biases   which of rule.gate, rule.up and rule.down have one
     """
     fused = rule.kind == "fused"
-    up = ops.linear("up projection", x, inner * 2 if fused else inner, bias=rule.up in biases)
+    up = ops.linear("up projection", x, inner * 2 if fused else inner, bias=rule.up in biases, module=rule.up)
     if rule.kind == "gated":
-        gate = ops.linear("gate projection", x, inner, bias=rule.gate in biases)
+        gate = ops.linear("gate projection", x, inner, bias=rule.gate in biases, module=rule.gate)
         made = ops.mul("gated", activated(ops, "activation", gate, rule.activation), up)
     elif fused:
         gate, up = ops.chunks("gate and up", up, {"gate": inner, "up": inner})
         made = ops.mul("gated", activated(ops, "activation", gate, rule.activation), up)
     else:
         made = activated(ops, "activation", up, rule.activation)
-    return ops.linear("down projection", made, width, bias=rule.down in biases)
+    return ops.linear("down projection", made, width, bias=rule.down in biases, module=rule.down)

@@ -55,9 +55,9 @@ def _weighted(ops: Ops, name: str, x: Sheet, *, made: Count = 0) -> Sheet:
         name,
         x.value,
         x.bytes(),
-        keeps=(x.value,),
+        keeps=() if ops.rank else (x.value,),
         made={"offset from one": bytes_of(made + 0 * width, ops.dtype)},
-        weights={name: weight},
+        weights=ops.trained({name: weight}),
         back_work=x.bytes(),
     )
     return dataclasses.replace(x, value=value)
@@ -70,5 +70,5 @@ def _layer(ops: Ops, name: str, x: Sheet, *, weight: bool, bias: bool) -> Sheet:
     if bias:
         weights[f"{name}: bias"] = one
     statistics = {"mean and deviation": 2 * bytes_of(x.rows, x.dtype)}
-    value = ops.program.op(name, x.value, x.bytes(), keeps=(x.value,), made=statistics, weights=weights)
+    value = ops.program.op(name, x.value, x.bytes(), keeps=(x.value,), made=statistics, weights=ops.trained(weights))
     return dataclasses.replace(x, value=value)

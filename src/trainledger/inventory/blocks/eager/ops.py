@@ -7,10 +7,11 @@ A norm, a rotation, a mask are several operations here, since eagerly each is; a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from trainledger.arrays import IntArray
 from trainledger.dtypes import bytes_of
+from trainledger.facts.workload import Workload
 from trainledger.inventory.tape import Program, Value
 
 Count = IntArray | int
@@ -33,12 +34,23 @@ class Sheet:
 class Ops:
     """Adds operations to a program; every result is a Sheet.
 
-    dtype   of weights as they are computed with, and so of their gradients
+    dtype     of weights as they are computed with, and so of their gradients
+    workload  which of them train
     """
 
-    def __init__(self, program: Program, dtype: str) -> None:
+    def __init__(self, program: Program, dtype: str, workload: Workload | None = None) -> None:
         self.program = program
         self.dtype = dtype
+        self.rank = 0 if workload is None else workload.lora_rank
+        self.targets: tuple[str, ...] = () if workload is None else workload.lora_targets
+
+    def trained(self, nbytes: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
+        """Gradients of weights, of which there are none beside adapters."""
+        return {} if self.rank else nbytes
+
+    def adapts(self, module: str) -> bool:
+        """Whether a module, by the last part of its name, has an adapter."""
+        return self.rank > 0 and module != "" and (self.targets == ("all-linear",) or module in self.targets)
 
     def input(self, name: str, rows: IntArray, width: Count, dtype: str = "") -> Sheet:
         """A tensor from outside."""
@@ -78,18 +90,28 @@ class Ops:
             return x
         return Sheet(self.program.op(name, x.value, x.bytes(dtype)), x.rows, x.width, dtype)
 
-    def linear(
-        self, name: str, x: Sheet, width: Count, *, bias: bool = False, differentiable: bool = True, gives: str = ""
-    ) -> Sheet:
-        """X [rows, in] times a matrix [width, in]: keeps x; the gradients of weight and bias are made at once."""
+    def linear(self, name: str, x: Sheet, width: Count, *, bias: bool = False, module: str = "") -> Sheet:
+        """X [rows, in] times a matrix [width, in]: keeps x; the gradients of weight and bias are made at once.
+
+        module   the last part of its module's name; empty: of none that could have an adapter
+        """
         weights = {f"{name}: weight": bytes_of(width * (x.width + 0 * x.rows), self.dtype)}
         if bias:
             weights[f"{name}: bias"] = bytes_of(width + 0 * x.rows, self.dtype)
-        made = Sheet(x.value, x.rows, width, gives or x.dtype)
-        value = self.program.op(
-            name, x.value, made.bytes(), keeps=(x.value,), weights=weights, differentiable=differentiable
-        )
-        return dataclasses.replace(made, value=value)
+        made = Sheet(x.value, x.rows, width, x.dtype)
+        keeps = () if self.rank else (x.value,)
+        value = self.program.op(name, x.value, made.bytes(), keeps=keeps, weights=self.trained(weights))
+        made = dataclasses.replace(made, value=value)
+        return self._adapted(name, x, made) if self.adapts(module) else made
+
+    def _adapted(self, name: str, x: Sheet, made: Sheet) -> Sheet:
+        """A low rank of x beside a frozen matrix, scaled and added to what that gives. [peft-lora]"""
+        low, high = ((self.rank * (sheet.width + 0 * sheet.rows)) for sheet in (x, made))
+        weights = ({f"{name}: {side}": bytes_of(count, self.dtype)} for side, count in (("A", low), ("B", high)))
+        down = Sheet(x.value, x.rows, self.rank, x.dtype)
+        value = self.program.op(f"{name}: A", x.value, down.bytes(), keeps=(x.value,), weights=next(weights))
+        value = self.program.op(f"{name}: B", value, made.bytes(), keeps=(value,), weights=next(weights))
+        return self.add(f"{name}: both", made, self.scale(f"{name}: scaled", dataclasses.replace(made, value=value)))
 
     def add(self, name: str, a: Sheet, b: Sheet) -> Sheet:
         """A + b of one shape: both gradients are the result's own."""

@@ -54,7 +54,7 @@ class Builder:
     def recomputed(self, *, lazy: bool) -> Generator[None]:
         """A checkpoint around what is added inside; lazy: within a compiled graph."""
         early = not self.sizes.setting.profile.traffic.recompute_reruns_last
-        with self.program.recomputed(early_stop=early, lazy=lazy):
+        with self.program.recomputed(early_stop=early, asked=True, lazy=lazy):
             yield
 
     def pins(self, what: str) -> bool:
