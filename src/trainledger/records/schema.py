@@ -14,72 +14,26 @@ APPLICATION = 0x74724C62
 
 def _records(db: Database) -> None:
     """A baseline, its rungs, and under each rung its lines, its steps and its ranks."""
-    db.table("baseline").create(
-        {
-            "number": int,
-            "name": str,
-            "made_at": str,
-            "model": str,
-            "layout": str,
-            "scaling": str,
-            "version": str,
-            "machine": str,
-        },
-        pk="number",
-        not_null={"name", "made_at", "model", "layout", "scaling", "version", "machine"},
-    )
+    said = ("name", "made_at", "model", "layout", "scaling", "version", "machine")
+    db.table("baseline").create({"number": int, **dict.fromkeys(said, str)}, pk="number", not_null=set(said))
     db.table("baseline").create_index(["name"])
+    counts = ("ranks", "tokens", "flop", "calls", "wire_bytes", "reference_wire_bytes")
+    beyond = ("unexplained_bytes", "unexplained_calls")
     db.table("rung").create(
-        {
-            "id": int,
-            "baseline": int,
-            "ranks": int,
-            "spec": str,
-            "tokens": int,
-            "flop": int,
-            "calls": int,
-            "wire_bytes": int,
-            "reference_wire_bytes": int,
-            "unexplained_bytes": int,
-            "unexplained_calls": int,
-        },
+        {"id": int, "baseline": int, "spec": str, **dict.fromkeys((*counts, *beyond), int)},
         pk="id",
         foreign_keys=[("baseline", "baseline", "number")],
     )
-    db.table("line").create(
-        {
-            "rung": int,
-            "position": int,
-            "rank": int,
-            "id": str,
-            "instant": str,
-            "unit": str,
-            "basis": str,
-            "predicted": int,
-            "measured": int,
-            "verdict": str,
-        },
-        pk=("rung", "position"),
-        foreign_keys=[("rung", "rung", "id")],
-    )
-    db.table("step").create(
-        {
-            "rung": int,
-            "round": int,
-            "step": int,
-            "seconds": float,
-            "reference_work_s": float,
-            "reference_call_s": float,
-            "reference_sum_s": float,
-        },
-        pk=("rung", "round", "step"),
-        foreign_keys=[("rung", "rung", "id")],
-    )
-    db.table("rank").create(
-        {"rung": int, "rank": int, "allocator_peak_bytes": int},
-        pk=("rung", "rank"),
-        foreign_keys=[("rung", "rung", "id")],
-    )
+    words, figures = ("id", "instant", "unit", "basis", "verdict"), ("rank", "predicted", "measured")
+    _under_rung(db, "line", {"position": int}, {**dict.fromkeys(words, str), **dict.fromkeys(figures, int)})
+    times = ("seconds", "reference_work_s", "reference_call_s", "reference_sum_s")
+    _under_rung(db, "step", {"round": int, "step": int}, dict.fromkeys(times, float))
+    _under_rung(db, "rank", {"rank": int}, {"allocator_peak_bytes": int})
+
+
+def _under_rung(db: Database, table: str, key: dict[str, type], columns: dict[str, type]) -> None:
+    """A table with rows of each rung."""
+    db.table(table).create({"rung": int, **key, **columns}, pk=("rung", *key), foreign_keys=[("rung", "rung", "id")])
 
 
 MIGRATIONS: tuple[Callable[[Database], None], ...] = (_records,)
