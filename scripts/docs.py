@@ -19,7 +19,7 @@ CHAPTERS = (
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("accounting", "memory", "parallelism", "communication", "proof", "howto", "tutorial")
+        for name in ("accounting", "memory", "parallelism", "communication", "proof", "training", "howto", "tutorial")
     ),
 )
 """Pages written by hand that show commands."""

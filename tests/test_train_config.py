@@ -21,7 +21,7 @@ def test_a_config_says_what_every_rank_is_told(tmp_path: Path) -> None:
     assert (spec.run.steps, spec.run.learning_rate, spec.warmup_steps) == (6, 3e-3, 2)
     assert (spec.asynchronous, spec.fp8.action, spec.resume) == (False, "stop", False)
     assert (spec.plan["zero_stage"], spec.plan["dp_shard"], spec.run.seq) == (3, 2, 32)
-    assert spec.data.train == str(tmp_path / "run" / "tokens" / "train.tokens")
+    assert Path(spec.data.train).match(f"{tmp_path}/run/tokens/*/train.tokens")
     assert spec.data.eval_sequences == 5
     assert spec.min_learning_rate == pytest.approx(3e-4), "a tenth of the highest, unless it is said"
 
@@ -73,6 +73,16 @@ def test_what_cannot_be_run_is_refused_before_there_is_a_run_folder_to_lose(
     assert message in done.err
     assert done.out == ""
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_text_that_was_refused_can_be_changed(tmp_path: Path) -> None:
+    for share in (0.01, 0.1):
+        request = Request(model=config(tmp_path, data={"held-out": share}, run={"eval-sequences": 40}))
+        if share < 0.1:
+            with pytest.raises(TrainledgerError, match="hold more text out"):
+                ready(request)
+        else:
+            assert ready(request).spec.data.eval_sequences == 40
 
 
 def test_the_number_of_steps_must_be_said(tmp_path: Path) -> None:

@@ -120,3 +120,27 @@ def test_layers_whose_casts_lose_too_much_fall_back_and_that_is_said(tmp_path: P
     before = 2 * 7  # forward products of seven matrices in two layers, in each of four micro-batches of one sequence
     assert response.gemms.fp8_gemms == 4 * (before - len(response.gemms.fallen))
     assert all(line.fp8 is not None for line in lines if line.step != response.observed_step)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_torchrun_trains_the_same_run_saves_when_asked_and_another_layout_goes_on_with_it(tmp_path: Path) -> None:
+    def ask(done: int, total: int, text: str) -> None:
+        del total, text
+        if done == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    path = config(tmp_path)
+    stopped = train.run(Request(model=path, cluster_args=""), progress=ask)
+    assert (stopped.ended, stopped.world_size) == ("stopped", 2)
+    plain = losses(whole()[1])
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    assert losses(list(lines_of(metrics))) == plain[: stopped.steps]
+
+    pipeline = Request(model=path, resume=True, dp=1, pp=2, zero=0)
+    resumed, lines = _run(pipeline, tmp_path)
+    assert (resumed.first, resumed.plan.pp, resumed.plan.dp) == (stopped.steps, 2, 1)
+    assert [line.step for line in lines] == [step for step, _, _ in plain]
+    for at in (1, 2):
+        found, wanted = ([one[at] or 0.0 for one in each] for each in (losses(lines), plain))
+        assert found == pytest.approx(wanted, rel=1e-4), "the same tokens in another layout"

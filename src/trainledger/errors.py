@@ -4,8 +4,11 @@ TrainledgerError          exit 1   the base: shown as one message, without a tra
   BadInput                exit 1   a value, file or configuration that cannot be read as asked
     UnknownName           exit 1   a model, cluster, card, engine ... that is not there; names the nearest
     MissingFact           exit 1   a figure that no source states; names file and key
+    Damaged               exit 1   a checkpoint that is not as it was written (runtime/checkpoint/manifest.py)
+    SaveFailed            exit 1   a checkpoint that could not be written (runtime/checkpoint/write.py)
   Refused                 exit 1   a named rule forbids the model, the plan or the pair
   RankFailed              exit 1   a rank of a run that raised, died or did not end in time (runtime/launch/failure.py)
+  Diverged                exit 1   a training run whose numbers are of no use any more (runtime/train/stop.py)
   UsageError              exit 2   flags that contradict each other or cannot be parsed
 """
 

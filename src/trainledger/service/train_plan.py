@@ -6,6 +6,7 @@ Whatever would end a run in its first step is refused here, before a process is 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,21 @@ def _files(request: Request, out: Path) -> tuple[TokenFile, TokenFile | None]:
     if request.held_out_tokens is not None:
         raise UsageError("--held-out-tokens is for --tokens; of --text a share is held out with --held-out")
     share = HELD_OUT_SHARE if request.held_out is None else request.held_out
-    texts = [Path(text) for text in request.text or ()]
-    prepared = prepare(texts, request.tokenizer or BYTES, out / TOKENS, held_out=share)
+    texts, tokenizer = [Path(text) for text in request.text or ()], request.tokenizer or BYTES
+    key = _key([(str(path.absolute()), _seen(path)) for path in (*texts, Path(tokenizer))], share)
+    prepared = prepare(texts, tokenizer, out / TOKENS / key, held_out=share)
     return prepared.train, prepared.held_out
+
+
+def _key(*said: object) -> str:
+    """A name for what is made of a text: another text, tokenizer or share goes beside it, and not in its place."""
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:12]
+
+
+def _seen(path: Path) -> tuple[int, int] | None:
+    """Size and time of a file, by which one that was written anew is told; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns

@@ -141,10 +141,12 @@ def _watch(started: subprocess.Popen[bytes], deadline: float, told: Path, progre
             return started.wait(LOOK_S)
         if progress is None or not told.exists():
             continue
-        lines = told.read_bytes().split(b"\n")[:-1]
-        for line in lines[heard:]:
+        with told.open("rb") as file:
+            file.seek(heard)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        heard += len(whole) + len(newline)
+        for line in whole.splitlines():
             progress(*msgspec.json.decode(line, type=tuple[int, int, str]))
-        heard = len(lines)
     return None
 
 
