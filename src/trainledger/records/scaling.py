@@ -76,17 +76,19 @@ def _efficiency(base: Rung, rung: Rung, longer: float) -> float:
 def _predicted(base: Rung, rung: Rung) -> Predicted:
     """By FLOP, collectives and bytes alone.
 
-    The arithmetic of the base is its step without its communication; that of the rung is as much longer as its FLOP are
-    more and its reference was slower. Communication is the calls at the time of a small sum, and the bytes at the rate
-    of a large one.
+    The arithmetic of the base is its step, without its communication where that is exposed; that of the rung is as much
+    longer as its FLOP are more and its reference was slower. Communication is the calls at the time of a small sum, and
+    the bytes at the rate of a large one.
     """
-    step_s = base.step_s
-    work_s = max(step_s - communication_s(base), 0.0)
-    slower = _reference_work_s(rung) / _reference_work_s(base)
-    own_s, sent_s = work_s * slower * rung.flop / base.flop, communication_s(rung)
+    step_s, base_sent_s = base.step_s, communication_s(base)
+    longer = _reference_work_s(rung) / _reference_work_s(base) * rung.flop / base.flop
+    # what the reference says takes longer than all of the base's step was faster than it says
+    faster = step_s / max(base_sent_s, step_s)
+    sent_s = faster * communication_s(rung)
+    exposed_s = (step_s - faster * base_sent_s) * longer + sent_s
     return Predicted(
-        exposed=_efficiency(base, rung, (own_s + sent_s) / step_s),
-        hidden=_efficiency(base, rung, max(own_s, sent_s) / step_s),
+        exposed=_efficiency(base, rung, exposed_s / step_s),
+        hidden=_efficiency(base, rung, max(step_s * longer, sent_s) / step_s),
     )
 
 
