@@ -1,5 +1,7 @@
 """Cross-entropy as operations: the bytes per logit that each way of running it needs follow from them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,7 @@ def per_logit(tape: Tape) -> tuple[float, float]:
     ("how", "forward", "backward"),
     [
         ("eager", 10, 12),
+        ("shifted", 12, 12),
         ("compiled", 2, 4),
         ("parallel", 14, 16),
         ("vocab-parallel", 6, 6),
@@ -44,12 +47,18 @@ def test_bytes_per_logit(how: str, forward: float, backward: float) -> None:
 
 
 def test_every_way_is_in_that_table() -> None:
-    assert set(LOSSES) == {"eager", "compiled", "parallel", "vocab-parallel", "sharded", "fused"}
+    assert set(LOSSES) == {"eager", "shifted", "compiled", "parallel", "vocab-parallel", "sharded", "fused"}
 
 
 @pytest.mark.parametrize(("how", "kept"), [("eager", 4), ("compiled", 2), ("parallel", 4), ("fused", 2)])
 def test_what_waits_for_the_backward(how: str, kept: float) -> None:
     assert float(whole(how).saved[0]) / LOGITS == pytest.approx(kept, abs=0.01)
+
+
+def test_of_one_sequence_all_tokens_but_the_last_are_a_view() -> None:
+    program, of = Program(), dataclasses.replace(logits(), several=np.array([False]))
+    cross_entropy(program, "shifted", program.op("output layer", program.input("hidden", 0), of.bytes()), of)
+    assert per_logit(walk(program, None))[0] == pytest.approx(8, abs=0.01)
 
 
 def test_logits_in_fp32_are_not_copied() -> None:

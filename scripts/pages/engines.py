@@ -13,7 +13,8 @@ is alive. Where an engine differs from the ZeRO paper, the engine's own source w
 
 Cuts: `none` every tensor whole; `even` one exact share; `dim0` rows of each tensor, every shard padded to the first;
 `tensor` each tensor flattened and padded; `flat` one buffer padded to twice the ranks; `bucket` Megatron's buffer,
-each tensor aligned to 64 elements and the end to lcm(ranks, 128); `unit` rows padded to the ranks, unit by unit.
+each tensor aligned to 64 elements and the end to lcm(ranks, 128); `unit` rows padded to the ranks, unit by unit;
+`flat_unit` one tensor for each unit, in which every other begins at 16 bytes, padded to the ranks.
 """
 
 

@@ -152,6 +152,9 @@ def _pool(own: Shares, cut: Cut, sharded_from: int, mask: BoolArray, *, factored
     if cut == "bucket":
         dense, expert = megatron_buffers(own, mask, padded=True)
         return dense // over_dense[:, None], expert // over_expert[:, None]
+    if cut == "flat_unit":
+        whole = np.einsum("us,urs->ur", flat_unit_elements(own), own.counts)
+        return whole // over_dense[:, None], np.zeros_like(whole)
     amounts: list[IntArray] = []
     for chosen, over, group in (
         (mask & ~own.table.expert, over_dense[:, None], own.dense[:, None]),
@@ -197,6 +200,22 @@ def _megatron_buffers(own: Shares, mask: BoolArray, *, padded: bool) -> tuple[In
     group = own.dense[:, None]
     whole = partition.bucket_padded(dense - alone, group) + partition.bucket_padded(alone, group)
     return whole, partition.bucket_padded(expert * apart, own.expert[:, None])
+
+
+def flat_unit_elements(own: Shares) -> IntArray:
+    """[plans, slots]: elements of FSDP's flat parameters: of each block, and of the root at the embedding's slot.
+
+    The root has both ends of the model. [fsdp1]
+    """
+    few, table, at = own.few, own.table, own.table.at
+    ends = np.isin(table.slots, [at.embedding, at.final])
+    root = at.embedding if at.embedding in table.slots else at.final
+    found = np.zeros((len(own.kind), at.count), dtype=np.int64)
+    for slot in np.unique(np.where(ends, root, table.slots)):
+        members = ends if slot == root else table.slots == slot
+        numel, copies = few.numel[own.kind][:, members], few.copies[own.kind][:, members]
+        found[:, slot] = partition.flat_unit(numel, copies, own.dense)
+    return found
 
 
 def _unit_elements(own: Shares, chosen: BoolArray, over: IntArray, group: IntArray) -> IntArray:

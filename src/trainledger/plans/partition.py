@@ -16,6 +16,8 @@ from trainledger.arrays import IntArray, ceil_div, round_up
 MEGATRON_PARAM_ALIGN = 64
 MEGATRON_BUCKET_ALIGN = 128
 MEGATRON_BUSBW_ALIGN = 1 << 16
+FLAT_PARAM_ALIGN = 8
+"""Elements of 16 bits in the 16 bytes that parameters begin at in FSDP's flat ones. [fsdp1]"""
 CHUNK_FACTOR_LIMIT = 1 << 28
 """Row sizes without common factors would ask Megatron-FSDP for padding beyond any memory; it is not followed there."""
 
@@ -55,6 +57,17 @@ def flat(total: IntArray, over: IntArray, align: int = 2) -> IntArray:
     [126]
     """
     return round_up(total, align * over) // over
+
+
+def flat_unit(numel: IntArray, copies: IntArray, over: IntArray) -> IntArray:
+    """Elements of FSDP's flat parameter of tensors [plans, T]: each aligned, the whole a multiple of the ranks. [fsdp1]
+
+    >>> flat_unit(np.array([[10, 3]]), np.array([[2, 1]]), np.array([4])).tolist()
+    [36]
+    """
+    aligned = (round_up(numel, FLAT_PARAM_ALIGN) * copies).sum(axis=1)
+    last = numel[:, -1]
+    return round_up(aligned - (round_up(last, FLAT_PARAM_ALIGN) - last), over)
 
 
 def bucket_padded(aligned_total: IntArray, over: IntArray) -> IntArray:

@@ -29,7 +29,8 @@ PROFILES: dict[str, tuple[str, ...]] = {
         "2024-10.toml",
         "2024-04.toml",
     ),
-    "deepspeed": ("0.19.toml",),
+    "fsdp1": ("2.13.toml", "2.4.toml"),
+    "deepspeed": ("0.19.toml", "0.14.toml"),
     "deepspeed-estimator": ("0.19.toml", "before-0.14.3.toml"),
     "megatron": ("0.20.toml", "0.11.toml", "zero-bubble.toml"),
     "megatron-deepspeed": ("2022-03.toml", "2022-01.toml"),
@@ -108,7 +109,10 @@ def load_optimizer(name: str) -> Optimizer:
 
 @lru_cache(maxsize=32)
 def read_profile(engine: str, filename: str) -> Profile:
-    """One profile file of an engine, laid over the one that it names as its base."""
+    """One profile file of an engine, laid over the one that it names as its base.
+
+    Rows of the base's states table are changed by `changed`, each by what it is called.
+    """
     return msgspec.convert(_laid_out(engine, filename), Profile)
 
 
@@ -116,7 +120,11 @@ def _laid_out(engine: str, filename: str) -> dict[str, Any]:
     folder = files("trainledger.profiles").joinpath(engine.replace("-", "_"))
     read = tomllib.loads(folder.joinpath(filename).read_text(encoding="utf-8"))
     base = read.pop("base", "")
-    return _without_lost_stages(_over(_laid_out(engine, base), read)) if base else read
+    if not base:
+        return read
+    changed = {row.pop("what"): row for row in read.pop("changed", ())}
+    laid = _without_lost_stages(_over(_laid_out(engine, base), read))
+    return {**laid, "state": [{**row, **changed.get(row["what"], {})} for row in laid["state"]]}
 
 
 def _without_lost_stages(laid: dict[str, Any]) -> dict[str, Any]:

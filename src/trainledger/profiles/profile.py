@@ -20,7 +20,7 @@ INSTANTS: tuple[Instant, ...] = ("rest", "loss", "backward", "step")
 
 Category = Literal["weights", "gradients", "optimizer", "buffers"]
 CATEGORIES: tuple[Category, ...] = ("weights", "gradients", "optimizer", "buffers")
-Cut = Literal["none", "even", "dim0", "tensor", "flat", "bucket", "unit"]
+Cut = Literal["none", "even", "dim0", "tensor", "flat", "bucket", "unit", "flat_unit"]
 Split = Literal["divisible", "front", "less_ends", "middle", "filled", "filled_ends", "padded", "balanced"]
 
 
@@ -132,6 +132,8 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     full_master            the master copy stays whole whatever the optimizer could leave out
     accelerator_dtype      format of arithmetic that the card must have, where it is not that of the activations
     least_capability       CUDA compute capability from which the recipe runs; "": any
+    scaled_loss            the loss is scaled, and each step all ranks of the job agree whether a gradient is not finite
+    weight_scales          after each step scales of the weights that are gathered in FP8 are computed, all together
     """
 
     weight: str
@@ -151,6 +153,8 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     full_master: bool = False
     accelerator_dtype: str = ""
     least_capability: str = ""
+    scaled_loss: bool = False
+    weight_scales: bool = False
 
 
 class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -182,7 +186,7 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     norm_all_reduces         all-reduces of one fp32 over the whole job by which gradients are clipped
     """
 
-    style: Literal["paper", "ddp_fsdp2", "deepspeed", "megatron", "nanotron"]
+    style: Literal["paper", "ddp_fsdp2", "fsdp1", "deepspeed", "megatron", "nanotron"]
     tp_style: Literal["megatron", "dtensor"] = "megatron"
     cp_comm: Literal["ring", "all_to_all", "all_gather"] = "ring"
     cp_choices: tuple[str, ...] = ("ring", "all_to_all", "all_gather")
@@ -220,6 +224,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     loss_chunks      parts of a chunked loss
     norm             RMS norms outside of compiled blocks: fused in one kernel; ATen's steps; own steps of the engine
     fused_qkv        queries, keys and values are the result of one matrix
+    outputs_held     the loop has what the model gave in a variable, logits included, until the model gives more
     copies_kv        keys and values are copied for each query head before attention
     selective_keeps  results that a checkpoint which chooses by operation keeps beside those of every second matrix:
                      flash, cudnn (of the attention kernels of that name), reduce_scatter, all_to_all
@@ -233,6 +238,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     recomputes       parts of a block that --recompute-parts may name
     selective        those that --recompute selective stands for by itself
     recompute_layers  full recomputation may be of the first layers of each virtual stage alone
+    recompute_uniform  it may be of regions of several layers, each of which keeps the input of its first alone
     recompute_every  it may be of every N-th layer alone
     allocator        how its launcher has PyTorch's allocator grow
     allocator_nodes  the same of its launcher for several nodes; "": as for one
@@ -251,6 +257,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     loss_chunks: int = 8
     norm: Literal["fused", "steps", "own"] = "fused"
     fused_qkv: bool = False
+    outputs_held: bool = False
     copies_kv: bool = False
     selective_keeps: tuple[str, ...] = ()
     cudnn_from: str = ""
@@ -264,6 +271,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     recomputes: tuple[str, ...] = ()
     selective: tuple[str, ...] = ()
     recompute_layers: bool = False
+    recompute_uniform: bool = False
     recompute_every: bool = False
     device: bool = True
     allocator: Literal["default", "expandable"] = "default"

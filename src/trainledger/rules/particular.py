@@ -6,17 +6,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trainledger.arrays import IntArray, ceil_div
+from trainledger.arrays import IntArray, ceil_div, ints
+from trainledger.dtypes import bytes_of
 from trainledger.facts.model import Tensor
 from trainledger.plans import partition, sharding
 from trainledger.plans.plan import Plans, make_plans
 from trainledger.plans.setting import Setting
 from trainledger.rules.rule import Mask, Rule
+from trainledger.units import format_bytes
 
 HOST_OPTIMIZERS = ("adamw",)
 """What DeepSpeed both steps on the host and takes under ZeRO without being told that it is untested."""
 
-DEEPSPEED, MEGATRON, TORCHTITAN = ("deepspeed",), ("megatron",), ("torchtitan",)
+DEEPSPEED, FSDP1, MEGATRON, TORCHTITAN = ("deepspeed",), ("fsdp1",), ("megatron",), ("torchtitan",)
 
 
 def _routed(setting: Setting) -> bool:
@@ -100,6 +102,15 @@ def _tied_pipeline(setting: Setting, plans: Plans) -> Mask:
 
 def _context_shards(setting: Setting, plans: Plans) -> Mask:
     return (plans.cp > 1) & (plans.zero_stage == 0)
+
+
+def _no_sync_sentence(setting: Setting, row: dict[str, int]) -> str:
+    recipe = setting.recipe
+    whole = bytes_of(ints(setting.model.total_params), recipe.gathered)
+    return (
+        f"{row['num_microbatches']} micro-batches: accelerate's no_sync keeps whole gradients until the last, "
+        f"{format_bytes(int(whole[0]))} a GPU; sync_each_batch reduces each one and keeps shards"
+    )
 
 
 def linears(setting: Setting) -> Iterator[Tensor]:
@@ -281,6 +292,24 @@ RULES: tuple[Rule, ...] = (
         _context_shards,
         "cp={cp} at --zero 0: torchtitan always divides states over context-parallel ranks; use --zero 3 or 2, or cp 1",
         TORCHTITAN,
+    ),
+    Rule(
+        "fsdp1-one-rank",
+        "refuse",
+        "engine",
+        "PyTorch fsdp/_init_utils.py _init_core_state at 2.13.0: one rank shards nothing, whatever it is told",
+        lambda setting, plans: sharding.shard_group(plans, expert=False) == 1,
+        "--engine fsdp1 and no ranks to share: FSDP would be NO_SHARD; raise dp, or use --engine pytorch",
+        FSDP1,
+    ),
+    Rule(
+        "fsdp1-no-sync",
+        "advise",
+        "engine",
+        "accelerate accelerator.py 1282-1291 at 1.10.1",
+        lambda setting, plans: plans.num_microbatches > 1,
+        _no_sync_sentence,
+        FSDP1,
     ),
     Rule(
         "fsdp2-even-rows",

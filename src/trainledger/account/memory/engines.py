@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainledger.account.memory.flat_groups import FlatGroups
+from trainledger.account.memory.fsdp1 import Fsdp1
 from trainledger.account.memory.fsdp2 import Fsdp2
 from trainledger.account.memory.knobs import Knobs
 from trainledger.account.memory.megatron import DummyGradients, GroupedWorkspaces
@@ -15,6 +16,7 @@ PASSING: dict[str, type[Passing]] = {
     "none": Passing,
     "dummy gradients": DummyGradients,
     "flat groups": FlatGroups,
+    "fsdp1": Fsdp1,
     "fsdp2": Fsdp2,
     "fsdp2 knobs": Knobs,
     "grouped workspaces": GroupedWorkspaces,

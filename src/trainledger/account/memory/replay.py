@@ -13,6 +13,8 @@ from trainledger.account.memory.allocator import Event, Reserved, replay
 from trainledger.account.memory.engines import passing_of
 from trainledger.account.memory.flat_groups import FlatGroups
 from trainledger.account.memory.flat_run import FlatRun
+from trainledger.account.memory.fsdp1 import Fsdp1
+from trainledger.account.memory.fsdp1_run import Fsdp1Run, flat_units_of
 from trainledger.account.memory.fsdp2 import Fsdp2
 from trainledger.account.memory.fsdp2_run import Fsdp2Run
 from trainledger.account.memory.fsdp2_units import asked_for, units_of
@@ -91,6 +93,8 @@ def _engine(passing: Passing, requests: Requests, row: int, stage: Stage) -> Eng
                 stays=not piped and int(passing.own.plans.zero_stage[0]) in (1, 2),
                 piped=piped,
             )
+        case Fsdp1():
+            return Fsdp1Run(requests, flat_units_of(passing, stage.layers), no_sync=bool(passing.adds_up[0, 0]))
         case Fsdp2():
             piped = int(passing.own.plans.pp[0]) > 1
             return Fsdp2Run(requests, units_of(passing, row, stage.layers), accumulate=piped)

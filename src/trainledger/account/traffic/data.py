@@ -11,6 +11,7 @@ import numpy as np
 
 from trainledger.account.shares import Shares, megatron_buffers, shares_elements
 from trainledger.account.traffic.collectives import Collective
+from trainledger.account.traffic.flat_units import flat_unit_traffic
 from trainledger.account.traffic.side import Side
 from trainledger.account.traffic.units import unit_traffic
 from trainledger.arrays import IntArray, ceil_div
@@ -24,6 +25,8 @@ def data_traffic(inventory: Inventory, own: Shares) -> list[Collective]:
     name = inventory.setting.profile.traffic.style
     if name == "ddp_fsdp2":
         return list(unit_traffic(inventory, own))
+    if name == "fsdp1":
+        return list(flat_unit_traffic(inventory, own))
     styles: dict[str, Callable[[Side], Iterator[Collective]]] = {
         "paper": _paper,
         "deepspeed": _deepspeed,

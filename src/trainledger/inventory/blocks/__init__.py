@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from trainledger.inventory.blocks import megatron, nanotron, plain, titan
+from trainledger.inventory.blocks import megatron, nanotron, plain, titan, transformers
 from trainledger.inventory.blocks.eager import parts as eager
 from trainledger.inventory.blocks.eager import unlike
 from trainledger.inventory.blocks.parts import Parts
@@ -24,6 +24,7 @@ MANNERS: dict[str, Callable[[Inventory, Sizes], Parts]] = {
     "nanotron": nanotron.parts,
     "titan": titan.parts,
     "eager": eager.parts,
+    "transformers": transformers.parts,
 }
 
 SOURCES: dict[str, tuple[str, ...]] = {
@@ -35,6 +36,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "nanotron": ("nanotron",),
     "titan": ("torchtitan", "torch"),
     "eager": ("torch",),
+    "transformers": ("transformers", "torch"),
 }
 """Where the operations of a manner were read: keys of data/references.toml."""
 
@@ -42,6 +44,7 @@ UNLIKE: dict[str, Callable[[Plans], NDArray[np.bool_]]] = {
     "nanotron": nanotron.unlike,
     "titan": titan.unlike,
     "eager": unlike,
+    "transformers": unlike,
 }
 """[plans, n] of a manner: what plans must agree in to run the same operations; of manners not named here, nothing."""
 

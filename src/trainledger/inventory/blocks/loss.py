@@ -4,6 +4,7 @@ Bytes per logit of this rank at the most, with logits in 16 bits:
 
   how             forward  backward  whose
   eager                10        12  PyTorch on `logits.float()`
+  shifted              12        12  transformers before 4.45, which copies the logits of all tokens but the last
   compiled              2         4  the same under torch.compile, in two kernels
   parallel             14        16  PyTorch's loss_parallel() over a cut vocabulary
   vocab-parallel        6         6  Megatron, native, fused or not
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
 from trainledger.inventory.tape import Bytes, Program, Value, nested, walk
+from trainledger.inventory.tensors import BoolArray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,11 +33,13 @@ class Logits:
     rows       [plans]: tokens
     elements   [plans]: rows times the part of the vocabulary that this rank computes
     dtype      of the output layer's result
+    several    [plans]: whether there is more than one sequence, so that a slice of tokens of each is copied
     """
 
     rows: IntArray
     elements: IntArray
     dtype: str
+    several: BoolArray | bool = True
 
     def bytes(self, dtype: str = "") -> IntArray:
         """[plans]: of as many elements, in the logits' own dtype unless another is named."""
@@ -47,7 +51,8 @@ class Logits:
 
     def chunk(self, chunks: int) -> Logits:
         """One of `chunks` equal parts along the tokens."""
-        return Logits(rows=ceil_div(self.rows, chunks), elements=ceil_div(self.elements, chunks), dtype=self.dtype)
+        rows, elements = ceil_div(self.rows, chunks), ceil_div(self.elements, chunks)
+        return dataclasses.replace(self, rows=rows, elements=elements)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,12 +71,16 @@ class OutputLayer:
     gradient_sum: Bytes = 0
 
 
+LETS_GO = frozenset({"sharded", "shifted"})
+"""Losses whose caller writes the fp32 copy over its own variable."""
+
+
 def cross_entropy(program: Program, how: str, logits: Value, of: Logits) -> None:
     """Add the loss of `logits`, which whoever calls it holds until it returns."""
-    if how != "sharded":
+    if how not in LETS_GO:
         program.hold(logits)
     LOSSES[how](program, logits, of)
-    if how != "sharded":
+    if how not in LETS_GO:
         program.drop(logits)
 
 
@@ -108,6 +117,17 @@ def _eager(program: Program, logits: Value, of: Logits) -> None:
     result = program.op("log-softmax", wide, of.bytes("fp32"), keeps_output=True)
     program.op("negative log-likelihood", result, 0, keeps=(result,))
     program.drop(wide)
+
+
+def _shifted(program: Program, logits: Value, of: Logits) -> None:
+    """The fp32 copy is what the model gives; of all tokens but the last a copy is made. [transformers-2024]"""
+    wide = _in_fp32(program, logits, of)
+    program.hold(wide)
+    taken = program.op("logits shifted", wide, of.bytes("fp32") * of.several)
+    program.hold(taken)
+    result = program.op("log-softmax", taken, of.bytes("fp32"), keeps_output=True)
+    program.op("negative log-likelihood", result, 0, keeps=(result,))
+    program.drop(taken, wide)
 
 
 def _compiled(program: Program, logits: Value, of: Logits) -> None:
@@ -171,6 +191,7 @@ def _fused(program: Program, logits: Value, of: Logits) -> None:
 
 LOSSES: dict[str, Callable[[Program, Value, Logits], None]] = {
     "eager": _eager,
+    "shifted": _shifted,
     "compiled": _compiled,
     "parallel": _parallel,
     "vocab-parallel": _vocab_parallel,

@@ -20,6 +20,8 @@ def mix(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:
         return _scored(ops, layer, q, k, v)
     if rule.alibi:
         return _plain(ops, layer, q, k, v)
+    if ops.modules:
+        return _on_card(ops, layer, q, k, v)
     if np.any(layer.sizes.plans.cp > 1):
         return _ring(ops, layer, q, k, v)
     return _flash(ops, layer, q, k, v)
@@ -35,6 +37,27 @@ def _flash(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:
     out = dataclasses.replace(q, width=v.width)
     value = ops.program.op("attention", inputs, out.bytes(), keeps=inputs, keeps_output=True, made=made)
     return dataclasses.replace(out, value=value)
+
+
+def _on_card(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:
+    """Flash attention, whose backward sums the gradient of q in fp32; keys and values of a group may be copied first.
+
+    With ranks of cp each has all tokens of some heads meanwhile: four exchanges, each into a new tensor.
+    [transformers: integrations/sdpa_attention.py; torch: aten native/transformers/cuda/flash_attn/flash_api.cpp;
+    deepspeed: sequence/layer.py]
+    """
+    rules, ringed = layer.sizes.setting.profile.memory, bool(np.any(layer.sizes.plans.cp > 1))
+    if rules.copies_kv and layer.rule.group > 1:
+        k, v = (ops.new(f"{name}, one for each query head", x, rows=q.rows) for name, x in (("keys", k), ("values", v)))
+    if ringed:
+        q, k, v = (ops.new(f"{name}, by heads", x) for name, x in (("queries", q), ("keys", k), ("values", v)))
+    each = bytes_of(q.rows, "fp32")
+    inputs = (q.value, k.value, v.value)
+    out = dataclasses.replace(q, width=v.width)
+    made, work = {"log-sum-exp": each}, (q.bytes("fp32"), each)
+    value = ops.program.op("attention", inputs, out.bytes(), keeps=inputs, keeps_output=True, made=made, back_work=work)
+    out = dataclasses.replace(out, value=value)
+    return ops.new("attention, by tokens", out) if ringed else out
 
 
 def _ring(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:

@@ -46,10 +46,15 @@ class Layer:
         rule = self.rule
         if rule.softcap is not None or rule.sinks or rule.alibi or rule.kind == "mla" or self.plainly:
             return True
-        if bool(np.any(self.sizes.plans.cp > 1)) and not self.ring_end:
+        if bool(np.any(self.sizes.plans.cp > 1)) and not self.ring_end and not self.exchanges:
             return True
         turned = self.rules.rotary[rule.rotary].dim if rule.rotary is not None else rule.head_dim
         return turned < rule.head_dim or (rule.qk_norm == "after_rotary" and rule.rotary is not None)
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks of cp exchange heads for tokens, after which heads lie side by side again."""
+        return self.sizes.setting.cp_comm == "all_to_all"
 
     @property
     def plainly(self) -> bool:

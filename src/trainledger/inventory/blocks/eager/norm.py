@@ -39,6 +39,8 @@ def root_mean_square(ops: Ops, name: str, x: Sheet, *, weight: bool, plus_one: b
     # the gradient of the root is summed from one of the whole shape
     value = ops.program.op(f"{name}: division", both, wide.bytes(), keeps=both, back_work=wide.bytes())
     normed = dataclasses.replace(wide, value=value)
+    if ops.modules and weight and not plus_one:
+        return _weighted(ops, f"{name}: weight", ops.cast(f"{name}: in {x.dtype}", normed, x.dtype))
     if weight:
         normed = _weighted(ops, f"{name}: weight", normed, made=wide.width if plus_one else 0)
     return ops.cast(f"{name}: in {x.dtype}", normed, x.dtype)

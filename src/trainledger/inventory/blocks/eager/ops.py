@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from trainledger.arrays import IntArray
 from trainledger.dtypes import bytes_of
@@ -36,7 +37,10 @@ class Ops:
 
     dtype     of weights as they are computed with, and so of their gradients
     workload  which of them train
+    modules   norms and attention are those of transformers, on a card (inventory/blocks/transformers.py)
     """
+
+    modules: ClassVar[bool] = False
 
     def __init__(self, program: Program, dtype: str, workload: Workload | None = None) -> None:
         self.program = program

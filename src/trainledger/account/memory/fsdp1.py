@@ -1,0 +1,168 @@
+"""What passes under PyTorch's FSDP of one flat parameter for each wrapped module, as accelerate wraps a model.
+
+Every block is a unit, and the embedding with all that follows the last block the root, which is one more. A unit is
+gathered into one tensor that its weights are views of: nothing is copied out. The root stays gathered from the first
+forward to the end of the backward, blocks do under SHARD_GRAD_OP; backward, the block before is gathered as one runs.
+
+Autograd gives each weight a gradient and puts them side by side in a new flat one. Then the unit drops its weights, and
+the flat gradient is cast where reductions have another dtype, reduced, and its shard cast to the dtype of the weights.
+Under no_sync it waits instead, whole, and the next one is added to it. [fsdp1]
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from trainledger.account.memory.fsdp2 import Fsdp2
+from trainledger.account.memory.passing import Part
+from trainledger.account.shares import flat_unit_elements
+from trainledger.arrays import IntArray
+from trainledger.dtypes import bytes_of
+from trainledger.inventory.tensors import BoolArray
+
+
+class Fsdp1(Fsdp2):
+    """Bytes [plans, rows] of what passes; the root's flat parameter is counted at the slot of the embedding."""
+
+    keeps_ends = True
+    holds = "flat parameters gathered now and next, and the gradients of one on their way to be reduced"
+    cites = ("fsdp1",)
+
+    @property
+    def together(self) -> bool:
+        """Both ends are the root."""
+        return True
+
+    @property
+    def drops(self) -> IntArray:
+        """[plans, 1]: 1 where a block drops its weights after its forward: FULL_SHARD."""
+        return (self.own.plans.zero_stage == 3).astype(np.int64)[:, None]
+
+    @property
+    def late(self) -> BoolArray:
+        """[plans, 1]: nowhere, for there are no pipelines."""
+        return np.zeros((len(self.own.plans), 1), dtype=np.bool_)
+
+    @property
+    def adds_up(self) -> BoolArray:
+        """[plans, 1]: where no_sync keeps the gradients of several micro-batches whole."""
+        return (self.own.plans.num_microbatches > 1)[:, None]
+
+    @cached_property
+    def flat(self) -> IntArray:
+        """[plans, slots]: elements of each flat parameter."""
+        return flat_unit_elements(self.own)
+
+    @cached_property
+    def whole(self) -> IntArray:
+        """[plans, slots]: a flat parameter as it is gathered; its gradient is as large."""
+        return bytes_of(self.flat, self.inventory.setting.dtype("gathered"))
+
+    @cached_property
+    def reduced(self) -> IntArray:
+        """[plans, slots]: a copy of its gradient in the dtype of reductions, where that is another."""
+        setting = self.inventory.setting
+        casts = setting.dtype("reduce") != setting.dtype("gathered")
+        return bytes_of(self.flat, setting.dtype("reduce")) * casts
+
+    @cached_property
+    def _over_ranks(self) -> IntArray:
+        """[plans, slots]: elements of a shard."""
+        return self.flat // self.own.dense[:, None]
+
+    @cached_property
+    def shards(self) -> IntArray:
+        """[plans, slots]: this rank's part of its gradient, as kept."""
+        return bytes_of(self._over_ranks, self.inventory.setting.dtype("weight"))
+
+    @cached_property
+    def given(self) -> IntArray:
+        """[plans, slots]: what a reduction gives, beside what it is cast to, where it is."""
+        setting = self.inventory.setting
+        given = setting.dtype("reduce")
+        return bytes_of(self._over_ranks, given) + self.shards * (given != setting.dtype("weight"))
+
+    def _stays(self) -> IntArray:
+        """[plans, rows]: what is gathered at the turn from forward to backward."""
+        return np.where(self.drops == 1, self.ends(self.whole), self.everything)
+
+    def forward(self, slot: int) -> IntArray:
+        """While the last layer of a slot runs forward."""
+        if slot in (self.own.table.at.embedding, self.own.table.at.final):
+            return self._stays()
+        return self._stays() + self.of(self.whole, slot) * self.drops
+
+    def backward(self, slot: int, *, first: bool) -> IntArray:
+        """While a layer runs backward; the loss's backward begins with the gathering of the last block."""
+        at = self.own.table.at
+        if slot == at.final:
+            return self._stays() + self.of(self.whole, self.block_of(-1)) * self.drops
+        if slot == at.embedding:
+            return self.ends(self.whole) + self._waiting + self._summed(slot) - self._missing(slot, first=False)
+        standing = np.where((self.drops == 1) | (not first), self._root_and(slot), self.everything)
+        more = self.none if first else self._summed(slot)
+        return standing + self._next(slot, first=first) + self._waiting + more - self._missing(slot, first=first)
+
+    def second(self, slot: int) -> IntArray:
+        """While a block runs backward after another, whose shard is there instead of its whole gradient."""
+        unit = self.of(self.whole, slot)
+        standing = np.where(self.drops == 1, self._root_and(slot), self.everything - unit)
+        there = self.of(self.shards, slot) - unit * self.adds_up
+        return standing + self._next(slot, first=True) + self._waiting + there
+
+    def handed(self, slot: int, *, first: bool) -> IntArray:
+        """As a unit's gradients are put side by side, and as the flat one is reduced when its weights are gone."""
+        at, flat = self.own.table.at, self.whole
+        if slot == at.final:
+            return self.backward(slot, first=first) + self._waiting
+        if slot == at.embedding:
+            joined = self.ends(flat) + self.ends(self.gradients) + self.ends(flat) + self._summed(slot)
+            reduced = self.ends(flat * self._incoming + self.reduced + self.given)
+            return np.maximum(joined, reduced) - self._missing(slot, first=False)
+        unit = self.of(flat, slot)
+        standing = np.where((self.drops == 1) | (not first), self._root_and(slot), self.everything)
+        whole = self.none if first else self._summed(slot)
+        joined = standing + unit + self.of(self.gradients, slot) + whole
+        # of several micro-batches the states count the sum at the loss, to which this one has been added by now
+        sums = unit * np.where(self.adds_up & first, 0, 1) + whole - unit * (self.adds_up & (not first))
+        more = unit * (self._incoming - 1)
+        reduced = standing - unit + sums + more + self.of(self.reduced + self.given, slot)
+        beside = self._next(slot, first=first) + self._waiting - self._missing(slot, first=first)
+        return np.maximum(joined, reduced) + beside
+
+    def to_come(self, part: Part, slot: int, *, first: bool) -> IntArray:
+        """What `backward` and `handed` take off again."""
+        if part in ("forward", "none", "end") or slot == self.own.table.at.final:
+            return self.none
+        return self._missing(slot, first=first or part == "second")
+
+    @property
+    def _incoming(self) -> IntArray:
+        """[plans, 1]: flat gradients while one is reduced: of several micro-batches the sum and the last of them."""
+        return 1 + self.adds_up.astype(np.int64)
+
+    def _root_and(self, slot: int) -> IntArray:
+        """[plans, rows]: the root and a block, gathered."""
+        return self.ends(self.whole) + self.of(self.whole, slot)
+
+    def _summed(self, slot: int) -> IntArray:
+        """[plans, rows]: whole gradients of earlier micro-batches of a block and the root, no others being left."""
+        root = self.ends(self.whole)
+        both = root if slot == self.own.table.at.embedding else root + self.of(self.whole, slot)
+        return both * self.adds_up
+
+    def _next(self, slot: int, *, first: bool) -> IntArray:
+        """[plans, rows]: the block gathered meanwhile; none before the last, which has one shard more beside it."""
+        block = self.of(self.whole, slot)
+        if not first:
+            block = np.maximum(block - self.of(self.shards, slot), 0)
+        return np.where(self.own.counts[:, :, slot] > 1, block, 0) * self.drops
+
+    def _missing(self, slot: int, *, first: bool) -> IntArray:
+        """[plans, rows]: shards that the states count at the end of the backward and that are to come."""
+        if first:
+            return self.none
+        root = self.ends(self.shards)
+        return root if slot == self.own.table.at.embedding else root + self.of(self.shards, slot)

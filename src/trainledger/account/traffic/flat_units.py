@@ -1,0 +1,36 @@
+"""Data-parallel traffic of FSDP's flat parameters: one call for a block, and one for the root with both ends.
+
+Under no_sync gradients are reduced with the last micro-batch of a step, and what stays gathered stays until then. Bytes
+include the padding of every flat parameter to a multiple of the ranks. [fsdp1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from trainledger.account.shares import Shares, flat_unit_elements
+from trainledger.account.traffic.collectives import Collective, collective
+from trainledger.account.traffic.side import Side
+from trainledger.dtypes import bytes_of
+from trainledger.inventory.inventory import Inventory
+
+
+def flat_unit_traffic(inventory: Inventory, own: Shares) -> Iterator[Collective]:
+    """Gathers for each use at zero_stage 3, the root's once; all once at 2; one reduction of each, and the norm."""
+    side, setting = Side(inventory, own, expert=False), inventory.setting
+    gathered, reduce = setting.dtype("gathered"), setting.dtype("reduce")
+    elements, at = flat_unit_elements(own), own.table.at
+    whole = np.einsum("us,urs->ur", elements, own.counts)
+    root = elements[:, at.embedding][:, None] * (own.counts[:, :, at.embedding] > 0)
+    units, roots = np.einsum("us,urs->ur", elements > 0, own.counts), (root > 0).astype(np.int64)
+    full, kept, batches = side.once(3), side.once(2), side.batches
+    calls = kept * units + full * batches * (2 * units - roots)
+    total = kept * whole + full * batches * (2 * whole - root)
+    yield side.fixed("all_gather", "weights", gathered, calls, bytes_of(total, gathered), "fsdp1")
+    yield side.fixed("reduce_scatter", "gradients", reduce, units, bytes_of(whole, reduce), "fsdp1-no-sync")
+    yield side.across(reduce, units, bytes_of(whole, reduce), "fsdp1")
+    if count := setting.profile.traffic.norm_all_reduces:
+        size = bytes_of(np.ones_like(own.pp_stage), "fp32")
+        yield collective("all_reduce", "world", "gradient norm", "fp32", own.plans.gpus, count * roots, size, "fsdp1")

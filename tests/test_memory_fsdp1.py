@@ -1,0 +1,118 @@
+"""FSDP of flat parameters: what PyTorch's own has alive on one of several ranks, and what passes, counted by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from flat_runs import RANKS, SEQ, Case, Found, measured, overrides
+from strategies import calls_of, held, llama, one_call, plan_of, setting_of
+from trainledger.account.memory.fsdp1 import Fsdp1
+from trainledger.account.memory.replay import reserved_of
+from trainledger.account.memory.stage import stage_memory
+from trainledger.account.shares import shares
+from trainledger.facts.model_load import load_model
+from trainledger.facts.workload import Workload
+from trainledger.inventory.inventory import Inventory
+from trainledger.plans.plan import Scenario
+from trainledger.plans.setting import Setting, make_setting
+from trainledger.runtime.launch.fork import run_forked
+
+EMBEDDING, BLOCK, FINAL = 0, 1, 2
+CASES: list[Case] = [
+    (3, "float32", False, 1, 4096),
+    (3, "bfloat16", False, 2, 300),
+    (2, "float32", False, 2, 300),
+    (3, "", False, 1, 300),
+]
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[Case, Found]:
+    (seen,) = run_forked(1, measured, CASES, timeout_s=120)
+    return dict(zip(CASES, seen, strict=True))
+
+
+def around_our_decoder(case: Case) -> Setting:
+    """The engine with the tapes of this package's own decoder on a CPU, instead of those of transformers."""
+    scenario = Scenario(
+        engine="fsdp1",
+        precision="bf16" if case[1] else "fp32",
+        optimizer="adamw-fused",
+        recompute="none",
+        grad_dtype="fp32" if case[1] == "float32" else "",
+    )
+    model = load_model("llama-3-8b", overrides={key: str(value).lower() for key, value in overrides(case).items()})
+    setting = make_setting(model, Workload(seq=SEQ), scenario)
+    memory = msgspec.structs.replace(setting.profile.memory, blocks="eager", workspace_bytes=0)
+    return dataclasses.replace(setting, profile=msgspec.structs.replace(setting.profile, memory=memory))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pytorch_has_as_much_alive_as_the_ledger_says(case: Case, found: dict[Case, Found]) -> None:
+    most, rest, sent = found[case]
+    setting, columns = around_our_decoder(case), {"dp_shard": RANKS, "zero_stage": case[0], "num_microbatches": case[3]}
+    memory = stage_memory(Inventory(setting), plan_of(**columns))
+    # tokens, labels and the loss have no line
+    assert int(memory.allocated[0]) == pytest.approx(most, rel=0.001)
+    assert held(setting, **columns).at("rest") == pytest.approx(rest, abs=300)
+    for op in ("all_gather", "reduce_scatter"):
+        call = one_call(calls_of(setting, **columns), op, "dp_shard")
+        assert (call.count, call.in_bytes) == sent[op]
+
+
+MODEL = llama("8b")
+E = MODEL.vocab_size * MODEL.hidden_size
+R = 2 * E + MODEL.hidden_size
+B = sum(t.numel * t.copies for t in MODEL.blocks[0].tensors)
+
+
+def passing(*, grad_dtype: str = "", **plan: object) -> Fsdp1:
+    inventory = Inventory(setting_of(MODEL, engine="fsdp1", grad_dtype=grad_dtype))
+    return Fsdp1(inventory, shares(inventory, plan_of(**{"zero_stage": 3, "dp_shard": 8, **plan})))
+
+
+def bytes_at(found: Fsdp1, part: str, slot: int, *, first: bool = False) -> int:
+    return int(found.at(part, slot, first)[0].max())  # type: ignore[arg-type]
+
+
+def test_a_block_is_gathered_once_beside_the_root_which_stays() -> None:
+    assert bytes_at(passing(), "forward", BLOCK) == 2 * B + 2 * R
+    assert bytes_at(passing(zero_stage=2), "forward", BLOCK) == 2 * (MODEL.num_layers * B + R)
+
+
+def test_the_last_block_is_gathered_as_the_loss_begins_its_backward() -> None:
+    assert bytes_at(passing(), "backward", FINAL, first=True) == 2 * R + 2 * B
+
+
+def test_gradients_are_put_side_by_side_and_the_flat_one_is_cast_for_a_reduction_in_fp32() -> None:
+    # the block, the next, the root, its output layer's gradients that wait, and the block's twice
+    side_by_side = 2 * R + 2 * (E + MODEL.hidden_size) + 2 * B + 2 * B + 2 * 2 * B
+    assert bytes_at(passing(), "handed", BLOCK, first=True) == side_by_side
+    reduced = 2 * R + 2 * (E + MODEL.hidden_size) + 2 * B + 2 * B + 4 * B + 4 * B // 8
+    assert bytes_at(passing(grad_dtype="fp32"), "handed", BLOCK, first=True) == max(side_by_side, reduced)
+
+
+def test_no_sync_keeps_whole_gradients_in_16_bits_instead_of_shards_in_32() -> None:
+    setting = setting_of(MODEL, engine="fsdp1", optimizer="adamw-fused")
+    one, two = (held(setting, dp_shard=8, zero_stage=3, num_microbatches=batches) for batches in (1, 2))
+    total = MODEL.total_params
+    assert (one.bytes["gradients", "loss"], two.bytes["gradients", "loss"]) == (0, 2 * total)
+    assert one.at("step") == two.at("step") == 16 * total // 8
+
+
+def test_hybrid_sharding_sums_the_shards_of_replicas_once_a_step() -> None:
+    setting = setting_of(MODEL, engine="fsdp1")
+    calls = calls_of(setting, dp_shard=8, dp_replicate=4, zero_stage=3, num_microbatches=2)
+    across = one_call(calls, "all_reduce", "dp_replicate")
+    assert (across.count, across.in_bytes) == (MODEL.num_layers + 1, 2 * MODEL.total_params // 8)
+
+
+def test_a_run_reserves_no_less_than_it_has_allocated() -> None:
+    inventory = Inventory(setting_of(MODEL, Workload(seq=4096), engine="fsdp1"))
+    for plan in ({"zero_stage": 3}, {"zero_stage": 2}, {"zero_stage": 3, "num_microbatches": 2}):
+        plans = plan_of(dp_shard=8, **plan)
+        found = reserved_of(inventory, plans, expandable=True)
+        assert found.max_reserved >= found.max_allocated >= 0.97 * int(stage_memory(inventory, plans).allocated[0])
