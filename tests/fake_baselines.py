@@ -65,6 +65,10 @@ def drawn(
     return found
 
 
+ANY = (Step(round=0, step=0, seconds=1.0, reference_work_s=1.0, reference_call_s=1.0, reference_sum_s=1.0),)
+"""Steps that say nothing, of a rung that is run again."""
+
+
 def rung(steps: Sequence[Step], *, ranks: int = 2, tokens: int = 128, spec: RunSpec | None = None) -> Rung:
     """A rung with these steps."""
     return Rung(

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from fake_baselines import LINES, FakeClock, baseline, drawn, rung, spec_of, wrapped
+from fake_baselines import ANY, LINES, FakeClock, baseline, drawn, rung, spec_of, wrapped
 from trainledger.errors import BadInput, UsageError
 from trainledger.records.compare import change, moved, peak
 from trainledger.records.record import Baseline, Rung
@@ -81,7 +81,7 @@ def test_lines_that_moved_are_named_with_both_sides() -> None:
         msgspec.structs.replace(line, measured=2 * (line.measured or 0)) if line.unit != "calls" else line
         for line in LINES
     )
-    a, b = rung([]), msgspec.structs.replace(rung([]), lines=more)
+    a, b = rung(ANY), msgspec.structs.replace(rung(ANY), lines=more)
     found = {line.id: (line.a, line.b) for line in moved(wrapped("a", a), wrapped("b", b))}
     assert found == {"held/peak": (4096, 8192), "held/weights": (64, 128)}
     assert (peak(a, b).verdict, peak(b, a).verdict, peak(a, a).verdict) == ("rejected", "accepted", "accepted")
@@ -119,7 +119,7 @@ def test_what_is_not_as_its_ledger_says_is_never_accepted(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("faults", "word"), [((), "accepted"), (("slow-step",), "rejected")])
 def test_again_takes_turns_and_stops_when_it_is_decided(tmp_path: Path, faults: tuple[str, ...], word: str) -> None:
     plain, other = spec_of(), msgspec.structs.replace(spec_of(zero=1), faults=faults)
-    book = book_of(tmp_path, wrapped("a", rung([], spec=plain)), wrapped("b", rung([], spec=other)))
+    book = book_of(tmp_path, wrapped("a", rung(ANY, spec=plain)), wrapped("b", rung(ANY, spec=other)))
     clock = FakeClock()
     found = baseline_compare.run(
         baseline_compare.Request(a="a", b="b", book=book, again=True, rounds=10, steps=30), clock=clock
@@ -133,7 +133,7 @@ def test_again_takes_turns_and_stops_when_it_is_decided(tmp_path: Path, faults: 
 
 
 def test_again_ends_undecided_after_four_times_the_rounds(tmp_path: Path) -> None:
-    made = wrapped("a", rung([], spec=spec_of()))
+    made = wrapped("a", rung(ANY, spec=spec_of()))
     clock = FakeClock()
     request = baseline_compare.Request(
         a="a", b="a", book=book_of(tmp_path, made), again=True, rounds=2, steps=1, least_change=0.001

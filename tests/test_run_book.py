@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 import pytest
@@ -250,3 +250,33 @@ def test_readers_see_the_last_whole_book_while_one_writes(tmp_path: Path) -> Non
             db.conn.execute("DELETE FROM step")
             with opened(path, create=False, busy_s=0.05) as other:
                 assert [anonymous(one) for one in every(other)] == [baseline()]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("rungs",), [], "$.baselines[0].rungs"),
+        (("rungs", 0, "steps"), [], "$.baselines[0].rungs[0].steps"),
+        (("rungs", 0, "steps", 0, "seconds"), 0, "seconds"),
+        (("rungs", 0, "steps", 0, "reference_work_s"), -1.0, "reference_work_s"),
+        (("rungs", 0, "tokens"), 0, "tokens"),
+        (("rungs", 0, "wire_bytes"), 1 << 64, "wire_bytes"),
+        (("rungs", 0, "lines", 0, "id"), "held/weights/x", "without a peak"),
+        (("scaling",), "sideways", "scaling"),
+    ],
+)
+def test_an_export_that_could_not_be_is_refused(
+    tmp_path: Path, path: tuple[str | int, ...], value: object, said: str
+) -> None:
+    export, record = tmp_path / "spoilt.json", msgspec.to_builtins(baseline())
+    at: Any = record
+    for key in path[:-1]:
+        at[key] = list(at[key]) if isinstance(at[key], tuple) else at[key]
+        at = at[key]
+    at[path[-1]] = value
+    export.write_bytes(msgspec.json.encode({"baselines": [record]}))
+    for verb in (("history", "--book", str(export)), ("import", str(export), "--book", str(tmp_path / "book.db"))):
+        done = run("baseline", *verb)
+        assert (done.code, done.out) == (1, "")
+        assert said in done.err
+    assert not (tmp_path / "book.db").exists()

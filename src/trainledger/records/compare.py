@@ -166,4 +166,4 @@ def peak(a: Rung, b: Rung) -> Peak:
 def peak_bytes(rung: Rung) -> int:
     """The highest peak of any rank: of the caching allocator, or else what was seen alive."""
     seen = [line.measured or 0 for line in rung.lines if line.id == PEAK]
-    return max(rung.allocator_peak_bytes or seen)
+    return max(rung.allocator_peak_bytes or seen, default=0)

@@ -8,14 +8,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from trainledger.reconcile.verdict import WRONG, Verdict
 
 Scaling = Literal["weak", "strong"]
 """weak: every rank does as much at any number of ranks; strong: all ranks together do."""
+
+
+LEAST_S, LONGEST_S = 1e-9, 1e9
+"""No step is shorter than a tick of a clock, or longer than thirty years."""
+Time = Annotated[float, Meta(ge=LEAST_S, le=LONGEST_S)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,12 +38,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One step on the clock; a round is a start of the ranks, and counts from 0."""
 
-    round: int
-    step: int
-    seconds: float
-    reference_work_s: float
-    reference_call_s: float
-    reference_sum_s: float
+    round: Count
+    step: Count
+    seconds: Time
+    reference_work_s: Time
+    reference_call_s: Annotated[float, Meta(ge=0, le=LONGEST_S)]
+    reference_sum_s: Annotated[float, Meta(ge=0, le=LONGEST_S)]
 
     @property
     def relative(self) -> float:
@@ -57,18 +64,18 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     unexplained_bytes, unexplained_calls   of the proof: what no line claims
     """
 
-    ranks: int
+    ranks: Annotated[int, Meta(ge=1)]
     spec: dict[str, Any]
-    tokens: int
-    flop: int
-    calls: int
-    wire_bytes: int
-    reference_wire_bytes: int
-    allocator_peak_bytes: tuple[int, ...]
-    unexplained_bytes: int
-    unexplained_calls: int
-    lines: tuple[Verdict, ...]
-    steps: tuple[Step, ...]
+    tokens: Annotated[int, Meta(ge=1)]
+    flop: Annotated[int, Meta(ge=1)]
+    calls: Count
+    wire_bytes: Count
+    reference_wire_bytes: Count
+    allocator_peak_bytes: tuple[Count, ...]
+    unexplained_bytes: Count
+    unexplained_calls: Count
+    lines: Annotated[tuple[Verdict, ...], Meta(min_length=1)]
+    steps: Annotated[tuple[Step, ...], Meta(min_length=1)]
 
     @cached_property
     def rounds(self) -> dict[int, tuple[Step, ...]]:
@@ -110,7 +117,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     scaling: Scaling
     version: str
     machine: Machine
-    rungs: tuple[Rung, ...]
+    rungs: Annotated[tuple[Rung, ...], Meta(min_length=1)]
     number: int = 0
 
     @property

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainledger.errors import BadInput, UnknownName
+from trainledger.records.compare import peak_bytes
 from trainledger.records.record import Baseline
 
 if TYPE_CHECKING:
@@ -92,8 +93,12 @@ def all_of(given: str | None, name: str | None) -> tuple[Baseline, ...]:
 def exported(path: Path) -> tuple[Baseline, ...]:
     """What an export holds."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Exported).baselines
+        found = msgspec.json.decode(path.read_bytes(), type=Exported).baselines
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); name what `baseline export` wrote") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"{path} is no export of a run book ({error}); write one with `baseline export`") from None
+    for made in found:
+        if not all(peak_bytes(rung) for rung in made.rungs):
+            raise BadInput(f"{path}: {made.name} has a rung without a peak of memory; record it anew")
+    return found

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from trainledger.records.compare import peak_bytes
 from trainledger.records.record import Baseline, Machine, Scaling
 from trainledger.records.scaling import scaled
 from trainledger.service.baseline_book import all_of, book_path
@@ -66,8 +67,6 @@ def run(request: Request) -> Response:
 
 
 def _record(made: Baseline) -> Record:
-    from trainledger.records.compare import peak_bytes
-
     rungs = tuple(
         Result(
             ranks=of.ranks,
