@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -13,7 +14,7 @@ from typing import IO, Any
 import msgspec
 
 from trainledger.runtime.checkpoint.manifest import read_manifest
-from trainledger.runtime.checkpoint.parts import WEIGHTS
+from trainledger.runtime.checkpoint.parts import SCALES, WEIGHTS
 from trainledger.runtime.checkpoint.storage import Reader
 
 
@@ -21,27 +22,33 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a checkpoint on disk, as they were found in its files.
 
     weights_bytes, optimizer_bytes   elements of all tensors, each once
+    scales_bytes                     scales of moments in 8 bits, for ranks that hold the same blocks
     file_bytes                       all files
     """
 
     weights_bytes: int
     optimizer_bytes: int
+    scales_bytes: int
     file_bytes: int
 
     @property
     def payload_bytes(self) -> int:
-        """All elements: what the ledger predicts."""
+        """All elements of tensors: what the ledger predicts."""
         return self.weights_bytes + self.optimizer_bytes
 
 
 def measured_bytes(folder: Path) -> Measured:
     """What the files of one checkpoint hold: the records of its archives, not what is around them."""
     reader = Reader(folder, read_manifest(folder))
-    found = {True: 0, False: 0}
+    found = Counter[str]()
     for key, amount in _records(folder, reader):
-        found[key.startswith(WEIGHTS)] += amount
-    files = sum(path.stat().st_size for path in folder.iterdir())
-    return Measured(weights_bytes=found[True], optimizer_bytes=found[False], file_bytes=files)
+        found["scales" if SCALES in key else "weights" if key.startswith(WEIGHTS) else "optimizer"] += amount
+    return Measured(
+        weights_bytes=found["weights"],
+        optimizer_bytes=found["optimizer"],
+        scales_bytes=found["scales"],
+        file_bytes=sum(path.stat().st_size for path in folder.iterdir()),
+    )
 
 
 def _records(folder: Path, reader: Reader) -> Iterator[tuple[str, int]]:

@@ -8,7 +8,7 @@ Replicas and both ends of a pipeline with a tied embedding hold the same box, wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from trainledger.runtime.tensors import plain_name
 
 WEIGHTS, OPTIMIZER = "model.", "optimizer."
 """Where keys begin; the key of an optimizer state ends with `:` and the optimizer's word for it."""
+
+SCALES = ":scales@"
+"""In the key of the scales of one box, followed by its first element and its sizes."""
 
 
 class Box(NamedTuple):
@@ -43,16 +46,23 @@ class Part(NamedTuple):
 
     values   a plain tensor of the box's sizes, which shares memory with what the program keeps, unless that is coded
     coded    the tensor of codes and scales (8-bit optimizers) that `values` was decoded from, else None
+    scales   the key of those scales; "" where the values tell them
     """
 
     key: str
     box: Box
     values: Tensor
-    coded: Tensor | None = None
+    coded: Any = None
+    scales: str = ""
 
-    def put_back(self) -> None:
-        """Give the program what was read into `values`."""
-        if self.coded is not None:
+    def put_back(self, *, scaled: bool) -> None:
+        """Give the program what was read into `values`; `scaled`: its scales are there already."""
+        if self.coded is None:
+            return
+        if scaled:
+            blocks = self.values.view(-1, self.coded.block_size) / self.coded.scale.view(-1, 1)
+            self.coded.codes.copy_(_nearest(blocks.view_as(self.values), self.coded.qmap))
+        else:
             self.coded.copy_(self.values)
 
 
@@ -92,20 +102,38 @@ def _parts(program: Program) -> Iterator[Part]:
     experts = _expert_names(program)
     for kept in program.parameters:
         box = _box(kept.parameter, program, expert=kept.name in experts)
-        yield _part(weights_key(kept.name), box, kept.parameter)
+        yield from _placed(weights_key(kept.name), box, kept.parameter)
         for what, value in program.optimizer.state.get(kept.parameter, {}).items():
             if isinstance(value, Tensor):
                 same = value.shape == kept.parameter.shape
-                yield _part(state_key(kept.name, what), box if same else _whole(value), value)
+                yield from _placed(state_key(kept.name, what), box if same else _whole(value), value)
 
 
-def _part(key: str, box: Box, tensor: Tensor) -> Part:
+def _placed(key: str, box: Box, tensor: Tensor) -> Iterator[Part]:
+    """The values of a tensor; and the scales of one in 8 bits.
+
+    Its largest code is 1 and its least -0.993 of the scale, so that values do not tell the scale of a block whose
+    largest element is negative. A scale is that of a block of this very box: ranks with another one code anew.
+    """
     values, coded = plain(local_part(tensor.detach()))
     assert tuple(values.shape) == box.sizes, f"{key} is {tuple(values.shape)} here and should be {box}"
-    return Part(key, box, values, coded)
+    if not isinstance(getattr(coded, "qmap", None), Tensor):
+        yield Part(key, box, values, coded)
+        return
+    corner, size = (",".join(map(str, numbers)) for numbers in (box.offsets, box.sizes))
+    scales = f"{key}{SCALES}{corner}+{size}"
+    yield Part(key, box, values, coded, scales)
+    yield Part(scales, _whole(coded.scale), coded.scale)
 
 
-def plain(local: Tensor) -> tuple[Tensor, Tensor | None]:
+def _nearest(values: Tensor, codebook: Tensor) -> Tensor:
+    """The index of the nearest entry of an ascending codebook."""
+    above = torch.searchsorted(codebook, values.contiguous()).clamp(1, len(codebook) - 1)
+    lower = values - codebook[above - 1] < codebook[above] - values
+    return above - lower.to(above.dtype)
+
+
+def plain(local: Tensor) -> tuple[Tensor, Any]:
     """The values of a tensor in a plain one; and the tensor itself, where they are a copy of what it codes."""
     if type(local) in (Tensor, torch.nn.Parameter):
         return local.detach(), None

@@ -16,7 +16,7 @@ from trainledger.errors import BadInput
 from trainledger.runtime.checkpoint import folders
 from trainledger.runtime.checkpoint.identity import other_keys
 from trainledger.runtime.checkpoint.manifest import MANIFEST, STATE, Manifest, check_hashes, check_sizes, read_manifest
-from trainledger.runtime.checkpoint.parts import WEIGHTS, Part, make_states, parts_of, states_of
+from trainledger.runtime.checkpoint.parts import SCALES, WEIGHTS, Part, make_states, parts_of, states_of
 from trainledger.runtime.checkpoint.saver import Saver
 from trainledger.runtime.checkpoint.storage import INDEX, LoadPlanner, Reader
 from trainledger.runtime.program import Program
@@ -70,6 +70,7 @@ def _filled(folder: Path, manifest: Manifest, program: Program, digest: str, sav
     reader: Reader | None = None
     try:
         reader = Reader(folder, manifest)
+        parts = [part for part in parts if SCALES not in part.key or part.key in reader.index.state_dict_metadata]
         why = _differs(folder, manifest, reader.index, program, parts, digest)
     except BadInput as error:
         why = str(error)
@@ -80,7 +81,7 @@ def _filled(folder: Path, manifest: Manifest, program: Program, digest: str, sav
         with torch.no_grad():
             load_parts({}, storage_reader=reader, planner=LoadPlanner(parts), process_group=saver.group)
             for part in parts:
-                part.put_back()
+                part.put_back(scaled=part.scales in reader.index.state_dict_metadata)
         program.precision.weights_changed()
     except CheckpointException as error:
         return "; ".join(f"rank {rank}: {folder}: {cause}" for rank, (cause, _) in sorted(error.failures.items()))

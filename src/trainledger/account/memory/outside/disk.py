@@ -1,8 +1,8 @@
 """What a checkpoint of this package's own program takes on disk: every element of every tensor once.
 
 The program keeps weights in fp32 whatever it computes in, and a checkpoint has moments decoded to fp32, so that any
-recipe and any layout can go on from it. PyTorch writes a kilobyte or two of headers around each part of a tensor, and
-an index, which depend on the layout and are not counted here. [torch-checkpoint]
+recipe and any layout can go on from it. What depends on the layout is not counted: a kilobyte or two of headers that
+PyTorch writes around each part of a tensor, its index, and scales of 8-bit moments. [torch-checkpoint]
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def on_disk(inventory: Inventory) -> Iterator[Outside]:
         per="job",
         amount=int(np.sum([weights, moments, steps])),
         basis="exact",
-        formula=f"{' + '.join(parts)}; headers and the index come on top",
+        formula=f"{' + '.join(parts)}; headers, the index and scales of 8-bit moments come on top",
         cites=("torch-checkpoint",),
     )
 
