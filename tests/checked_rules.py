@@ -73,6 +73,5 @@ CASES: dict[str, tuple[Any, ...]] = {
         ("--zero 3", "18,432 matrices", "--ep"),
         MANY,
     ),
-    "version-dependent-logits": (MG, TT, ("torchtitan", "--framework-version")),
 }
 CASES.update(memory_rules.CASES)

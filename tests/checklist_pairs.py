@@ -74,9 +74,9 @@ PAIRS: dict[str, Pair] = {
         ("not tight", "GB a step", "--zero 2"),
     ),
     "z3-over-slow-link": Pair(
-        {**SMALL, **PT, "cluster": "dgx-h100", "gpus": 16, "zero": 3, "seq": 128},
-        {**SMALL, **PT, "cluster": "dgx-h100", "gpus": 8, "zero": 3, "seq": 128},
-        ("between nodes", "times what the arithmetic", "--dp-replicate"),
+        {**SMALL, **PT, "cluster": "aws-p3.16xlarge", "precision": "fp16", "gpus": 16, "zero": 3, "seq": 128},
+        {**SMALL, **PT, "cluster": "aws-p3.16xlarge", "precision": "fp16", "gpus": 8, "zero": 3, "seq": 128},
+        ("on several nodes", "times what the arithmetic", "--dp-replicate"),
         "warn",
     ),
     "no-sync-memory": Pair(
@@ -98,7 +98,6 @@ PAIRS: dict[str, Pair] = {
         {**FULL, **PT, "gpu": "h100", "gpus": 64, "zero": 3},
         {**SMALL, **PT, **H100, "zero": 3},
         ("loading by way of", "meta device"),
-        "warn",
     ),
     "init-peak": Pair(
         {**FULL, **PT, "gpu": "h100", "lora-rank": 8, "qlora": True},
@@ -110,7 +109,6 @@ PAIRS: dict[str, Pair] = {
         {**FULL, **DS, "gpu": "h100", "gpus": 64, "zero": 3},
         {**SMALL, **DS, **H100, "zero": 3},
         ("zero.Init", "on each card"),
-        "warn",
     ),
     "save-peak": Pair(
         {**FULL, **PT, "gpu": "h100", "gpus": 64, "zero": 3},
@@ -127,6 +125,11 @@ PAIRS: dict[str, Pair] = {
         {**SMALL, **TT, **H100, "zero": 3, "mbs": 8},
         {**LARGE, **TT, **H100, "zero": 3},
         ("as wide as the vocabulary", "--loss chunked"),
+    ),
+    "version-dependent-logits": Pair(
+        {**SMALL, **TT, **H100, "zero": 3, "mbs": 8},
+        {**GEMM, **TT, **H100, "zero": 3, "seq": 64},
+        ("logits in fp32", "torchtitan", "--framework-version"),
     ),
     "eager-attention": Pair(
         {**SMALL, **MG, **H100, "zero": 1, "attention": "eager"},

@@ -67,6 +67,14 @@ def test_every_rule_of_the_ledger_has_a_pair_and_an_id_of_its_own() -> None:
     assert len({*ids, *(rule.id for rule in RULES)}) == len(ids) + len(RULES)
 
 
+def test_every_rule_of_the_ledger_is_explained_and_listed() -> None:
+    page = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    listed = {one["name"]: one["scope"] for one in answer("list", "rules")["items"]}
+    for one in CHECKS:
+        assert f"| `{one.id}` | {one.severity} |" in page
+        assert listed[one.id] == "ledger"
+
+
 def test_every_name_under_which_users_report_is_a_rule_or_says_what_it_waits_for() -> None:
     names = [line.split("\t")[0] for line in REPORTED.read_text(encoding="utf-8").splitlines()[1:]]
     rules = {rule.id for rule in RULES} | {one.id for one in CHECKS}

@@ -11,8 +11,10 @@ MOST_DOUBLINGS = 11
 """Of a job's GPUs: a plan that needs a thousand times as many is another one."""
 UNUSED_SHARE = 0.1
 """Of what is allocated: so much more that is reserved is worth a sentence."""
-OUTSIDE_SHARE = 0.03
+OUTSIDE_SHARE = 0.05
 """Of usable memory: so much that communicators take is worth a sentence."""
+FIRST_SHARE = 0.8
+"""Of what later steps hold: a first step that holds more than this misleads nobody."""
 TRANSIENT_SHARE = 0.05
 """Of usable memory: so much that the optimizer step takes for itself is worth a sentence."""
 
@@ -149,7 +151,7 @@ def _foreach(account: Account) -> Found | None:
 def _step_one(account: Account) -> Found | None:
     first = account.first
     allocated = account.memory.meters["allocated"].estimate
-    if first is None or first.amount > 0.9 * allocated:
+    if first is None or first.amount > FIRST_SHARE * allocated:
         return None
     return Found(
         message=(

@@ -20,6 +20,8 @@ LIVE_ELEMENTS = 1_000_000_000
 """stage3_max_live_parameters and stage3_max_reuse_distance, unless they are set. [deepspeed: zero/config.py 113-246]"""
 PADDED_SHARE = 0.005
 """Of a buffer: so much that is padding is worth a sentence."""
+UNBUILT = "without zero.Init"
+"""Marks the profile's line of a model that DeepSpeed divides only once every card has it whole."""
 GROUPS = ("dp_shard", "expert_dp_shard")
 """Groups over which sharded states travel."""
 
@@ -69,12 +71,15 @@ def _lower_stage(account: Account) -> Found | None:
 
 
 def _slow_link(account: Account) -> Found | None:
-    """Against the arithmetic at the card's peak where the cluster says how fast its links are; else the bytes."""
+    """Against the arithmetic at the card's peak where the cluster says how fast its links are; else the bytes.
+
+    Rings leave a node over the links of all its ranks that share, each with its part of what one rank sends.
+    """
     moves = _sent(account)
     wire = sum(move.wire_bytes for move in moves)
     if account.row["zero_stage"] != 3 or account.shards == 1 or not account.nodes_crossed or not wire:
         return None
-    said = f"--zero 3 sends {wire / 1e9:,.1f} GB a step and rank between nodes"
+    said = f"--zero 3 sends {wire / 1e9:,.1f} GB a step and rank, and its ranks are on several nodes"
     knob = "--dp-replicate, so that a node has a copy of its own (hpZ, HSDP), --zero 2, or a larger --mbs"
     cluster, least = account.setting.cluster, account.least_step_s
     named = cluster is not None and bool({"inter.nics", "inter.one_way"} & set(cluster.facts))
@@ -82,19 +87,25 @@ def _slow_link(account: Account) -> Found | None:
         return Found(
             message=f"{said}, over links that nobody named", knob=knob, evidence=_moved(moves), severity="advise"
         )
-    seconds = wire / float(cluster.inter.value)
+    near = min(max(cluster.scale_up_domain // account.row["tp"], 1), account.shards)
+    seconds = wire / (near * cluster.inter_bytes_per_s)
     if seconds < least:
         return None
     severity: Severity = "warn" if seconds > SLOW * least else "advise"
     return Found(
         message=(
-            f"{said}: at least {seconds:.3g} s on its links, {seconds / least:.1f} times what the arithmetic takes at "
-            "the card's peak"
+            f"{said}: at least {seconds:.3g} s on the links between them, {seconds / least:.1f} times what the "
+            "arithmetic takes at the card's peak"
         ),
         knob=knob,
         evidence=(
             *_moved(moves),
-            Evidence(line="seconds on the links between nodes", amount=seconds, unit="s", note=cluster.inter.source),
+            Evidence(
+                line="seconds on the links between nodes",
+                amount=seconds,
+                unit="s",
+                note=f"{near} ranks of a node at {cluster.inter_bytes_per_s / 1e9:g} GB/s each; {cluster.inter.source}",
+            ),
             Evidence(line="seconds of arithmetic at the card's peak", amount=least, unit="s"),
         ),
         severity=severity,
@@ -168,9 +179,13 @@ def _outside(line: Outside) -> Evidence:
     return Evidence(line=line.line.id, amount=line.amount, unit="B", note=line.formula)
 
 
-def _loading(account: Account, place: str, have: int | None) -> list[Outside]:
-    """Ways of loading that are more than there is."""
+def _ways(account: Account, place: str) -> list[Outside]:
+    """How the run may load, but for a model that is built whole under ZeRO-3, which has a rule of its own."""
     ways = [line for line in account.outside if line.when == "load" and line.place == place]
+    return [line for line in ways if UNBUILT not in line.what]
+
+
+def _over(ways: list[Outside], have: int | None) -> list[Outside]:
     return [line for line in ways if have is not None and line.amount > have]
 
 
@@ -178,23 +193,27 @@ def _load(account: Account) -> Found | None:
     """A model that is whole somewhere before it is divided, where that is more than a card or a host has."""
     cluster = account.setting.cluster
     host = cluster.host_bytes if cluster is not None else None
-    over = [*_loading(account, "device", account.usable), *_loading(account, "host", host)]
-    if account.setting.workload.qlora:
-        over = [line for line in over if line.place == "host"]
+    places = [(_ways(account, "host"), host)]
+    if not account.setting.workload.qlora:
+        places.append((_ways(account, "device"), account.usable))
+    over = [line for ways, have in places for line in _over(ways, have)]
     if not over:
         return None
     worst = max(over, key=lambda line: line.amount)
     where = "a card" if worst.place == "device" else "a node"
+    lost = any(ways and len(_over(ways, have)) == len(ways) for ways, have in places)
+    other = "no other way is known that would do" if lost else "other ways do"
     return Found(
-        message=f"loading by way of {worst.what!r} takes {format_bytes(worst.amount)}, more than {where} has",
+        message=f"loading by way of {worst.what!r} takes {format_bytes(worst.amount)}, more than {where} has; {other}",
         knob="build on the meta device and load shards, or let rank 0 read and broadcast (cpu_ram_efficient_loading)",
         evidence=tuple(map(_outside, over)),
+        severity="warn" if lost else "advise",
     )
 
 
 def _init(account: Account) -> Found | None:
     """The weights in 16 bits that a 4-bit model is made from."""
-    over = _loading(account, "device", account.usable)
+    over = _over(_ways(account, "device"), account.usable)
     if not account.setting.workload.qlora or not over:
         return None
     return Found(
@@ -206,15 +225,13 @@ def _init(account: Account) -> Found | None:
 
 def _whole_first(account: Account) -> Found | None:
     """ZeRO-3 divides a model that was built whole on every card, unless it was built under zero.Init."""
-    ways = [line for line in account.outside if line.when == "load" and line.place == "device"]
-    if account.row["zero_stage"] != 3 or not ways:
+    whole = next((line for line in account.outside if UNBUILT in line.what), None)
+    if whole is None:
         return None
-    whole = max(ways, key=lambda line: line.amount)
     rest = int(account.stages.states.at("rest").max())
     usable = account.usable
     if whole.amount <= rest or (usable is not None and whole.amount < usable / 4):
         return None
-    severity: Severity = "warn" if usable is not None and whole.amount > usable else "advise"
     return Found(
         message=(
             f"a model that is not built under zero.Init is whole on each card first, {format_bytes(whole.amount)}, "
@@ -222,7 +239,6 @@ def _whole_first(account: Account) -> Found | None:
         ),
         knob="build it under deepspeed.zero.Init (HfDeepSpeedConfig before from_pretrained)",
         evidence=(_outside(whole), held("states between steps", rest)),
-        severity=severity,
     )
 
 
@@ -301,7 +317,7 @@ CHECKS: tuple[Check, ...] = (
     Check(id="init-peak", severity="warn", source="the engine's profile: what it loads", judge=_init),
     Check(
         id="model-not-built-under-zero-init",
-        severity="warn",
+        severity="advise",
         source="DeepSpeed runtime/zero/partition_parameters.py at edaa722: Init",
         judge=_whole_first,
         engines=DEEPSPEED,

@@ -10,6 +10,8 @@ from trainledger.account.memory.meters import uneven_bytes
 from trainledger.checklist.account import Account
 from trainledger.checklist.check import Check, Evidence, Found, held
 from trainledger.errors import BadInput
+from trainledger.inventory.blocks.sizes import Sizes
+from trainledger.profiles import releases
 from trainledger.rules.rule import Severity
 from trainledger.units import format_bytes
 
@@ -22,6 +24,8 @@ ACTIVE_SHARE = 0.5
 LEAN_LOSSES = ("chunked", "fused")
 UNEVEN = 1.15
 """The fullest pipeline stage over the leanest: beyond it another split pays."""
+RELEASED_SHARE = 0.05
+"""Of what is allocated: so much that one copy of the logits takes, and the release decides over the peak."""
 ROUTED_SHARE = 0.05
 """Of what is allocated: so much more on the rank whose experts all choose is worth a sentence."""
 SPARED_SHARE = 0.1
@@ -44,6 +48,31 @@ def _logits(account: Account) -> Found | None:
         message=f"tensors as wide as the vocabulary are {format_bytes(taken)} of {format_bytes(allocated)} at the peak",
         knob=f"{lean}a lower --mbs or --seq, --cp, or --tp where it cuts the vocabulary",
         evidence=tuple(held(f"held/activations/{one.name}", one.amount) for one in alive[:4]),
+    )
+
+
+def _releases(account: Account) -> Found | None:
+    """Releases of an engine cast and keep logits otherwise, which moves the peak where these are large."""
+    setting = account.setting
+    ways = {
+        (one.framework_version, one.memory.loss, one.memory.compiled_loss, one.memory.cut_loss)
+        for one in releases(setting.profile.name)
+    }
+    if len({way[1:] for way in ways}) < 2 or setting.model.params_only or not setting.profile.activations:
+        return None
+    chunks = setting.loss_chunks if setting.loss_of(cut=account.row["tp"] > 1) == "chunked" else 1
+    taken = int(Sizes(setting, account.plans).logits("fp32")[0]) // chunks
+    allocated = account.memory.meters["allocated"].estimate
+    if taken < RELEASED_SHARE * allocated:
+        return None
+    read = ", ".join(sorted(way[0] for way in ways))
+    return Found(
+        message=(
+            f"logits in fp32 are {format_bytes(taken)} of {format_bytes(allocated)}, and releases of "
+            f"{setting.profile.name} differ in which copies of them they keep"
+        ),
+        knob=f"name your release by --framework-version; those that were read: {read}",
+        evidence=(held("logits in fp32", taken), held("allocated", allocated)),
     )
 
 
@@ -197,6 +226,13 @@ def _fp8(account: Account) -> Found | None:
 
 CHECKS: tuple[Check, ...] = (
     Check(id="logits-dominate", severity="advise", source="the account", judge=_logits, meters=True),
+    Check(
+        id="version-dependent-logits",
+        severity="advise",
+        source="the engine's profiles, release by release",
+        judge=_releases,
+        meters=True,
+    ),
     Check(
         id="eager-attention", severity="advise", source="Korthikanti et al. 2022, section 4.1: 5 a s / h", judge=_scores
     ),

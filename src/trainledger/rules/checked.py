@@ -7,7 +7,6 @@ import numpy as np
 from trainledger.facts.trained import trained_in
 from trainledger.plans.plan import Plans, make_plans
 from trainledger.plans.setting import Setting
-from trainledger.profiles import releases
 from trainledger.rules.particular import linears, local_sides
 from trainledger.rules.rule import Mask, Rule
 
@@ -147,14 +146,6 @@ def _many_small_experts_sentence(setting: Setting, row: dict[str, int]) -> str:
     )
 
 
-def _loss_releases(setting: Setting, plans: Plans) -> bool:
-    """Whether releases of the engine handle logits otherwise."""
-    if setting.model.params_only or not setting.profile.activations:
-        return False
-    ways = {(p.memory.loss, p.memory.compiled_loss, p.memory.cut_loss) for p in releases(setting.profile.name)}
-    return len(ways) > 1
-
-
 def _uneven_chunks(setting: Setting, plans: Plans) -> Mask | bool:
     """The tokens of a chunked loss are cut into equal parts. [torchtitan: components/loss.py 605]"""
     if setting.scenario.loss != "chunked" or setting.loss_chunks < 1:
@@ -277,16 +268,5 @@ RULES: tuple[Rule, ...] = (
         broken=_many_small_experts,
         sentence=_many_small_experts_sentence,
         engines=("deepspeed",),
-    ),
-    Rule(
-        id="version-dependent-logits",
-        severity="advise",
-        scope="check",
-        source="the engine's profiles",
-        broken=_loss_releases,
-        sentence=(
-            "releases of {engine} differ in how the loss handles logits, and so in the peak; "
-            "name yours by --framework-version"
-        ),
     ),
 )

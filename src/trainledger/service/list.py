@@ -168,9 +168,12 @@ def _precisions() -> list[dict[str, Any]]:
 
 
 def _rules() -> list[dict[str, Any]]:
+    from trainledger.checklist import CHECKS
     from trainledger.rules import RULES
 
-    return [{"name": rule.id, "severity": rule.severity, "scope": rule.scope, "source": rule.source} for rule in RULES]
+    rules = [{"name": one.id, "severity": one.severity, "scope": one.scope, "source": one.source} for one in RULES]
+    checks = [{"name": one.id, "severity": one.severity, "scope": "ledger", "source": one.source} for one in CHECKS]
+    return rules + checks
 
 
 _ITEMS = {
