@@ -210,9 +210,36 @@ def test_an_fp8_gather_is_half_of_a_16_bit_one_for_matrices() -> None:
     tensors = owned(BILLIONS)
     matrices = elements([t for t in tensors if t.tensor.linear and t.tensor.role != "head"])
     calls = calls_of(setting_of(BILLIONS, engine="pytorch", precision="fp8-tensorwise"), dp_shard=64, zero_stage=3)
-    gathered = one_call(calls, "all_gather", "dp_shard")
-    assert gathered.dtype == "uint8"
-    assert gathered.out_bytes == 2 * (matrices + 2 * (BILLIONS.total_params - matrices))
+    blocks = elements(owned(BILLIONS, ends=(False, False)))
+    bytewise, plain = (call for call in calls if call.op == "all_gather")
+    assert (bytewise.dtype, plain.dtype) == ("uint8", "bf16")
+    assert bytewise.out_bytes == 2 * (matrices + 2 * (blocks - matrices))
+    assert plain.out_bytes == 2 * 2 * (BILLIONS.total_params - blocks)
+    # the embedding, and what follows the last block, have nothing in FP8
+    assert (bytewise.count, plain.count) == (2 * BILLIONS.num_layers, 2 * 2)
+    scales = one_call(calls, "all_reduce", "dp_shard")
+    assert (scales.count, scales.in_bytes) == (1, 4 * 7 * BILLIONS.num_layers)
+
+
+def test_experts_that_are_stacked_are_gathered_in_16_bits() -> None:
+    model = routed()
+    calls = calls_of(setting_of(model, engine="pytorch", precision="fp8-tensorwise"), dp_shard=2, zero_stage=3)
+    matrices = sum(
+        len(block.layers) * tensor.numel
+        for block in model.blocks
+        for tensor in block.tensors
+        if tensor.projection and tensor.role != "expert"
+    )
+    total = sum(call.out_bytes for call in calls if call.op == "all_gather")
+    # both tables have 211 rows, one of which is padding's
+    padding = 2 * 2 * 2 * model.hidden_size
+    assert total == 2 * (2 * model.total_params - matrices) + padding
+
+
+def test_under_fp16_all_ranks_agree_on_infinities_once_a_step() -> None:
+    calls = calls_of(setting_of(dense(), engine="pytorch", precision="fp16"), dp_shard=2, tp=2, zero_stage=1)
+    asked = one_call(calls, "all_reduce", "world", "infinities")
+    assert (asked.dtype, asked.ranks, asked.count, asked.in_bytes) == ("fp32", 4, 1, 4)
 
 
 def test_torchtitan_defers_to_the_end_of_a_pipeline_and_reduces_replicas_unit_by_unit() -> None:

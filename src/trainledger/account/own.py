@@ -15,8 +15,9 @@ from trainledger.account.shares import Shares, shares
 from trainledger.account.traffic.units import experts_apart
 from trainledger.arrays import IntArray, ceil_div, ints
 from trainledger.errors import BadInput
+from trainledger.inventory.buffers import gathered_parts
 from trainledger.inventory.inventory import Inventory
-from trainledger.inventory.tensors import LocalShapes, TensorTable
+from trainledger.inventory.tensors import BoolArray, LocalShapes, TensorTable
 from trainledger.plans import partition
 from trainledger.plans.plan import Plans
 from trainledger.plans.ranks import Place, place_of
@@ -85,6 +86,17 @@ class RankShares:
     def chunks(self) -> range:
         """The chunks (virtual stages) of this rank."""
         return chunks_of(self.place.pp, self.plan["pp"], self.plan["vpp"])
+
+    def gathered_as(self, part: Part) -> str:
+        """The dtype that a tensor is gathered in, and computed with."""
+        for mask, dtype in self._gathered_parts:
+            if mask[part.row]:
+                return dtype
+        raise AssertionError(f"{part.name} is gathered in no dtype")
+
+    @cached_property
+    def _gathered_parts(self) -> list[tuple[BoolArray, str]]:
+        return gathered_parts(self.table, self.inventory.setting.dtype("gathered"))
 
     @cached_property
     def layers(self) -> list[int]:

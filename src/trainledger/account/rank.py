@@ -29,6 +29,10 @@ from trainledger.plans.plan import Plans
 from trainledger.plans.ranks import peers_of, world_size
 
 INSTANTS: tuple[Instant, ...] = get_args(Instant)
+NORM = "gradient norm"
+"""What a collective for clipping is called."""
+TENSOR_RATE = ("adamw-8bit", "adamw-fp8")
+"""Optimizers that keep the learning rate as a tensor. [torchao 0.18.0: optim/adam.py]"""
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +103,7 @@ def rank_lines(inventory: Inventory, plans: Plans, rank: int, *, clips: bool = T
         rank=rank,
         pp_stage=of.place.pp,
         held={instant: _held(of, instant) for instant in INSTANTS if instant != "loss" or plans.pp[0] == 1},
-        calls=tuple(sent for sent in _sent(of) if clips or sent.group != "world"),
+        calls=tuple(sent for sent in _sent(of) if clips or sent.what != NORM),
         flop=_done(of),
         gathered=_gathered(of),
     )
@@ -119,7 +123,7 @@ def _held(of: RankShares, instant: Instant) -> dict[str, Amount]:
             _add(lines, _identity(buffer, part), Amount(amount=held, formula=_formula(buffer, part, cut)))
     for category, beyond in padding.items():
         _add(lines, line_id("held", "padding", category), Amount(amount=beyond, formula="up to equal storages"))
-    for identity, amount in (*_steps(of), *_received(of), *_meshes(of)):
+    for identity, amount in (*_steps(of), *_received(of), *_meshes(of), *_recipe(of, instant)):
         _add(lines, identity, amount)
     return lines
 
@@ -166,7 +170,9 @@ def _identity(buffer: Buffer, part: Part) -> str:
     row = buffer.row
     if row.category == "buffers":
         return line_id("held", row.category, buffer.what)
-    suffix = "" if row.what == buffer.what == row.category else f":{buffer.what}"
+    # a tensor is gathered in one dtype, which the line has no need to say
+    what = row.what if row.dtype == "gathered" else buffer.what
+    suffix = "" if row.what == buffer.what == row.category else f":{what}"
     return line_id("held", row.category, part.name + suffix)
 
 
@@ -213,6 +219,27 @@ def _meshes(of: RankShares) -> Iterator[tuple[str, Amount]]:
     size = int(kept_bytes(ints(world_size(of.plan)), "int32")[0])
     for name in ("device mesh", "device mesh of experts")[: 2 if of.plan["ep"] > 1 else 1]:
         yield line_id("held", "buffers", name), Amount(amount=size, formula="int32, one number a rank")
+
+
+def _recipe(of: RankShares, instant: Instant) -> Iterator[tuple[str, Amount]]:
+    """What a recipe and an optimizer in 8 bits keep beside the states. [torch: amp/grad_scaler.py] [torchao]"""
+    setting = of.inventory.setting
+    recipe, number = setting.recipe, int(kept_bytes(ints(1), "fp32")[0])
+    if recipe.scaled_loss:
+        yield (
+            line_id("held", "buffers", "loss scale"),
+            Amount(amount=2 * number, formula="fp32 and int32, a number each"),
+        )
+    if recipe.weight_scales:
+        matrices = sum(of.gathered_as(part) == "fp8" for part in of.parts)
+        # what is gathered has the scales of before the step until it is gathered anew
+        times = 2 if instant == "rest" else 1
+        amount = Amount(amount=times * number * matrices, formula=f"fp32, a number for each of {matrices} weights")
+        yield line_id("held", "buffers", "scales of weights"), amount
+    if setting.scenario.optimizer in TENSOR_RATE:
+        groups = 2 if of.plan["ep"] > 1 else 1
+        formula = "fp32, a number for each mesh of parameters"
+        yield line_id("held", "buffers", "learning rate"), Amount(amount=groups * number, formula=formula)
 
 
 def _sent(of: RankShares) -> Iterator[Sent]:
@@ -267,10 +294,12 @@ def _gathered(of: RankShares) -> dict[str, int]:
     setting = of.inventory.setting
     if not setting.casts and not sharding.wrapped(of.own.plans, "unit")[0]:
         return {}
-    dtype, sizes, names = setting.dtype("gathered"), dict[str, int](), dict[str, str]()
+    sizes, names = dict[str, int](), dict[str, str]()
     for part in of.parts:
         cut = of.cut(part, sharded=of.plan["zero_stage"] > 0)
-        sizes[part.unit] = sizes.get(part.unit, 0) + int(kept_bytes(ints(cut.stored * cut.ranks), dtype)[0])
+        sizes[part.unit] = sizes.get(part.unit, 0) + int(
+            kept_bytes(ints(cut.stored * cut.ranks), of.gathered_as(part))[0]
+        )
         # FSDP2 lists what modules hold before what the modules around them hold, such as the sinks of gpt-oss
         if part.unit not in names or (part.name.endswith(".weight") and not names[part.unit].endswith(".weight")):
             names[part.unit] = part.name

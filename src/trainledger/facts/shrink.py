@@ -64,6 +64,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     least        layers at least
     local        experts that every expert-parallel rank has at least
     rows         divides the rows of each expert: 1 where they are not cut
+    multiple     of every side of a matrix that a rank has, where the recipe asks for more than MULTIPLE
     seq, before  the shrunken sequence, and what it was
     """
 
@@ -72,6 +73,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     least: int = 1
     local: int = 1
     rows: int = 1
+    multiple: int = MULTIPLE
     seq: int
     before: int
 
@@ -145,9 +147,9 @@ class _Sizes:
         found |= dict.fromkeys(self._has(("head_dim",)), head_dim)
         if self.attention.kind == "mla":
             found |= self._latent_dims(head_dim)
-        multiple = lcm(MULTIPLE * self.demand.tp, self.demand.rows * self.demand.tp)
+        multiple = lcm(self.demand.multiple * self.demand.tp, self.demand.rows * self.demand.tp)
         found |= {key: self._scaled(key, hidden, multiple) for key in self._has(WIDTHS)}
-        found |= {key: self._scaled(key, hidden, MULTIPLE) for key in self._has(RANKS)}
+        found |= {key: self._scaled(key, hidden, self.demand.multiple) for key in self._has(RANKS)}
         narrow = ("word_embed_proj_dim",)
         found |= {key: min(hidden, self._scaled(key, hidden, MULTIPLE)) for key in self._has(narrow)}
         vocab = min(self._scaled("vocab_size", hidden, 1), MOST_VOCAB)
@@ -177,7 +179,8 @@ class _Sizes:
         """(features of a head of q, or of MLA's those without positions; hidden size), in the ratio that they have."""
         whole, value_dim = self.attention.qk_head_dim - self.attention.rope_head_dim, self.attention.v_head_dim
         tied = self.before == self.attention.heads * value_dim
-        for size in range(HEAD_DIM, whole, HEAD_DIM):
+        step = lcm(HEAD_DIM, self.demand.multiple)
+        for size in range(step, whole, step):
             width = self.heads * size * value_dim // whole
             hidden = width if tied else self._hidden_for(width)
             even = all(int(size * fraction) % 2 == 0 for fraction in fractions)
@@ -188,12 +191,16 @@ class _Sizes:
     def _hidden_for(self, width: int) -> int:
         """The hidden size that stands to the width of all heads as it did."""
         wide = self.attention.heads * self.attention.v_head_dim
-        return _up(max(LEAST_WIDTH, _ceil(width * self.before, wide)), lcm(2 * MULTIPLE, self.demand.rows))
+        return _up(
+            max(LEAST_WIDTH, _ceil(width * self.before, wide)),
+            lcm(2 * MULTIPLE, self.demand.rows, self.demand.multiple),
+        )
 
     def _latent_dims(self, nope: int) -> dict[str, int]:
         """MLA: features with positions, an even number, and those of v, in the ratio to those without positions."""
         whole = self.attention.qk_head_dim - self.attention.rope_head_dim
-        rope = min(self.attention.rope_head_dim, _up(_ceil(self.attention.rope_head_dim * nope, whole), 2))
+        even = 2 if self.demand.multiple == MULTIPLE else self.demand.multiple
+        rope = min(self.attention.rope_head_dim, _up(_ceil(self.attention.rope_head_dim * nope, whole), even))
         value = min(self.attention.v_head_dim, _ceil(self.attention.v_head_dim * nope, whole))
         return {"qk_nope_head_dim": nope, "qk_rope_head_dim": rope, "v_head_dim": value}
 

@@ -136,13 +136,13 @@ def _expand(row: StateRow, setting: Setting, table: TensorTable) -> Iterator[Buf
 def gathered_parts(table: TensorTable, dtype: str) -> list[tuple[BoolArray, str]]:
     """(mask, dtype) of what a weight gather carries.
 
-    An FP8 gather carries weight matrices in FP8 and the rest in bf16 [torchao-fp8-gather]; frozen 4-bit weights travel
-    as they are stored [deepspeed-4bit].
+    An FP8 gather carries weight matrices in FP8 and the rest in bf16, stacked experts too, which are no layers
+    [torchao-fp8-gather]; frozen 4-bit weights travel as they are stored [deepspeed-4bit].
     """
-    matrices = table.linear & ~table.quantised if dtype == "fp8" else ~table.quantised
-    parts = [(matrices, dtype)]
+    matrices = table.linear & ~table.expert if dtype == "fp8" else np.ones_like(table.linear)
+    parts = [(matrices & ~table.quantised, dtype)]
     if dtype == "fp8":
-        parts.append((~table.linear & ~table.quantised, "bf16"))
+        parts.append((~matrices & ~table.quantised, "bf16"))
     if table.quantised.any():
         parts.append((table.quantised, "nf4"))
     return parts

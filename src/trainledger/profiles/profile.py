@@ -134,6 +134,8 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     least_capability       CUDA compute capability from which the recipe runs; "": any
     scaled_loss            the loss is scaled, and each step all ranks of the job agree whether a gradient is not finite
     weight_scales          after each step scales of the weights that are gathered in FP8 are computed, all together
+    scaled_loss            the loss is scaled, and each step all ranks of the job agree whether a gradient is not finite
+    weight_scales          after each step scales of the weights that are gathered in FP8 are computed, all together
     """
 
     weight: str
@@ -153,6 +155,8 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     full_master: bool = False
     accelerator_dtype: str = ""
     least_capability: str = ""
+    scaled_loss: bool = False
+    weight_scales: bool = False
     scaled_loss: bool = False
     weight_scales: bool = False
 

@@ -102,6 +102,7 @@ class Program:
         """Everything the plan lets this rank keep, at this moment."""
         yield from (Named("buffers", name, ranks) for name, ranks in self.world.rank_maps.items())
         yield from kept_tensors(self.parameters, self.optimizer)
+        yield from self.precision.named(self.parameters)
         if self.pipeline is not None:
             yield Named("buffers", "positions", self.pipeline.positions)
             yield from self.pipeline.received()

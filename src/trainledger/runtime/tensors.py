@@ -12,6 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
+from trainledger.runtime.observe.tensors import stored_parts
+
 _WRAPPERS = ("_checkpoint_wrapped_module.", "module.")
 """Prefixes that checkpoints and DDP put into names."""
 
@@ -83,9 +85,12 @@ def kept_tensors(parameters: list[Kept], optimizer: torch.optim.Optimizer) -> It
             yield Named("gradients", kept.name, kept.parameter.grad)
         for what, value in optimizer.state.get(kept.parameter, {}).items():
             if isinstance(value, torch.Tensor):
-                yield Named("optimizer", f"{kept.name}:{what}", value)
+                yield from (Named("optimizer", f"{kept.name}:{what}", part) for part in stored_parts(value))
         if kept.record is not None:
             yield from _gathered(kept.name, kept.record)
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            yield Named("buffers", "learning rate", group["lr"])
 
 
 def gathered_units(module: nn.Module) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:

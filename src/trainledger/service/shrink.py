@@ -7,13 +7,14 @@ small run speaks of the same tensors and the same collectives as the large one, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import lcm
 from typing import Any
 
 import msgspec
 
 from trainledger.facts.families import model_from_config
 from trainledger.facts.model import Block, Model
-from trainledger.facts.shrink import Demand, shorten_config, shrink_config
+from trainledger.facts.shrink import MULTIPLE, Demand, shorten_config, shrink_config
 from trainledger.plans import sharding
 from trainledger.plans.plan import make_plans
 from trainledger.plans.setting import Setting
@@ -23,9 +24,10 @@ RULE = (
     "the first ones, two at least, that show every kind and give each pipeline stage one, with one to spare where they "
     "did not divide. Heads become few and 8 features wide, KV heads in their ratio; hidden size, networks, low ranks "
     "and vocabulary are divided by one factor; experts become as few as the ranks and the router need. What tp, ep, cp "
-    "or a cut of experts divides stays a multiple of it. The sequence has 32 tokens or a few more, and windows and "
-    "learned positions are shortened with it; a micro-batch has at most 2 sequences, and a step 2 micro-batches for "
-    "each pipeline stage. A model of at most 2 million parameters keeps its sizes."
+    "or a cut of experts divides stays a multiple of it; under an FP8 recipe heads are 16 wide, and sides of matrices "
+    "multiples of 16, of the ranks too that gather them in FP8. The sequence has 32 tokens or a few more, and windows "
+    "and learned positions are shortened with it; a micro-batch has at most 2 sequences, and a step 2 micro-batches "
+    "for each pipeline stage. A model of at most 2 million parameters keeps its sizes."
 )
 """The rule, as answers say it."""
 
@@ -67,7 +69,8 @@ class Small(msgspec.Struct, frozen=True, kw_only=True):
 def shrink(config: Mapping[str, Any], setting: Setting, row: Mapping[str, int]) -> Small:
     """The run of a legal plan, given as the row of a Plans, at sizes that a test could use; see RULE."""
     model, workload = setting.model, setting.workload
-    unit = 2 * row["cp"] * row["tp"]
+    multiple = _multiple(setting, row)
+    unit = lcm(2 * row["cp"] * row["tp"], row["cp"] * multiple if multiple > MULTIPLE else 1)
     seq = min(workload.seq, -(-TOKENS // unit) * unit)
     layout = _fewer(setting.scenario.pp_layout)
     demand = _demand(setting, row, seq, sum(layout))
@@ -79,7 +82,7 @@ def shrink(config: Mapping[str, Any], setting: Setting, row: Mapping[str, int]) 
         config=small,
         model=built,
         seq=seq,
-        mbs=min(row["mbs"], MOST_MBS),
+        mbs=row["mbs"] if multiple > MULTIPLE and seq % unit else min(row["mbs"], MOST_MBS),
         num_microbatches=min(row["num_microbatches"], max(2, 2 * row["pp"])),
         pp_layout=setting.scenario.pp_layout if same else _filled(layout, setting.scenario.pp_layout, built.num_layers),
     )
@@ -99,9 +102,19 @@ def _demand(setting: Setting, row: Mapping[str, int], seq: int, layers: int) -> 
         # as many as the ranks that share them, or their rows are cut, here as there
         local=1 if sharing > local else max(sharing, min(2, local)),
         rows=sharing if sharing > local else 1,
+        multiple=_multiple(setting, row),
         seq=seq,
         before=setting.workload.seq,
     )
+
+
+def _multiple(setting: Setting, row: Mapping[str, int]) -> int:
+    """Of every side of a matrix on a rank: what rules ask of an FP8 recipe."""
+    if setting.precision is None or not setting.precision.fp8:
+        return MULTIPLE
+    gathered = setting.recipe.gathered == "fp8" and row["zero_stage"]
+    sharing = int(sharding.shard_group(make_plans(row), expert=False)[0]) if gathered else 1
+    return lcm(setting.recipe.gemm_multiple, sharing)
 
 
 def _fewer(layout: tuple[int, ...]) -> tuple[int, ...]:

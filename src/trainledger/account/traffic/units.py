@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from trainledger.account.shares import Shares, shares_elements
-from trainledger.account.traffic.collectives import Collective, collective
+from trainledger.account.traffic.collectives import Collective, collective, summed
 from trainledger.account.traffic.side import Side
 from trainledger.arrays import IntArray
 from trainledger.dtypes import bytes_of, kept_bytes
@@ -38,6 +38,23 @@ def unit_traffic(inventory: Inventory, own: Shares) -> Iterator[Collective]:
     if count := inventory.setting.profile.traffic.norm_all_reduces:
         times, size = count * (own.counts.sum(axis=2) > 0), bytes_of(np.ones_like(own.pp_stage), "fp32")
         yield collective("all_reduce", "world", "gradient norm", "fp32", own.plans.gpus, times, size, "torch-clip")
+    yield from _recipe_traffic(dense)
+
+
+def _recipe_traffic(side: Side) -> Iterator[Collective]:
+    """One number that says whether a scaled gradient is not finite; a largest element for each weight that is FP8."""
+    own, recipe = side.own, side.setting.recipe
+    here = (own.counts.sum(axis=2) > 0).astype(np.int64)
+    if recipe.scaled_loss:
+        size = bytes_of(here, "fp32")
+        yield collective("all_reduce", "world", "infinities", "fp32", own.plans.gpus, here, size, "torch-scaler")
+    if recipe.weight_scales:
+        covered = own.table.linear & ~own.table.expert & ~own.table.quantised
+        total = bytes_of(own.held[:, :, covered].sum(axis=2), "fp32")
+        calls = side.plans.vpp[:, None] * np.sign(total)
+        sharded = np.where(side.plans.zero_stage > 0, own.dense, 1)
+        for group, ranks in (("dp_shard", sharded), ("tp", side.plans.tp)):
+            yield summed("all_reduce", group, "scales of weights", "fp32", ranks, calls, total, "torchao-fp8-gather")
 
 
 def experts_apart(plans: Plans) -> BoolArray:
@@ -73,11 +90,6 @@ class _Units:
             total = total + self.joined * measure(self.joining, mask & self.joining.all)
         return total
 
-    @property
-    def everything(self) -> BoolArray:
-        """[T]: all tensors."""
-        return np.ones(len(self.side.own.table.names), dtype=bool)
-
 
 def _stepped(units: _Units) -> Iterator[Collective]:
     side, setting = units.side, units.side.setting
@@ -87,7 +99,8 @@ def _stepped(units: _Units) -> Iterator[Collective]:
         yield from _replicated(units, replicated, deferred)
     if not side.once(1, 2, 3).any():
         return
-    yield _gathered(units, side.once(3) * deferred)
+    for mask, dtype in _by_width(side):
+        yield _gathered(units, mask, dtype, side.once(3) * deferred)
     scatters = side.once(1) + side.once(2, 3) * np.where(deferred, 1, side.batches)
     total = scatters * units.bytes(trained, lambda of, mask: bytes_of(of.whole(mask, "dim0"), reduce))
     calls = scatters * units.calls(trained)
@@ -120,20 +133,32 @@ def _plain(dtype: str) -> Measure:
     return lambda of, mask: bytes_of(shares_elements(of.own, mask, "none"), dtype)
 
 
-def _gathered(units: _Units, held: IntArray) -> Collective:
+def _by_width(side: Side) -> Iterator[tuple[BoolArray, str]]:
+    """(tensors, dtype) of gathers: units with a matrix in FP8 travel as bytes whatever else is in them.
+
+    [torch: _fsdp_collectives.py, _get_all_gather_input_metadatas]
+    """
+    table, gathered = side.own.table, side.setting.dtype("gathered")
+    if gathered != "fp8":
+        yield np.ones(len(table.names), dtype=bool), gathered
+        return
+    (matrices, _), *_ = gathered_parts(table, gathered)
+    mixed = np.isin(table.slots, table.slots[matrices & side.all])
+    yield mixed, gathered
+    yield ~mixed, "bf16"
+
+
+def _gathered(units: _Units, mask: BoolArray, dtype: str, held: IntArray) -> Collective:
     """All-gathers of weights: once per step at stages 1, 2 and where held, else twice per micro-batch."""
     side = units.side
-    gathered = side.setting.dtype("gathered")
+    measure = _as_gathered(side.setting.dtype("gathered"))
     per_batch = (side.once(3) - held) * side.batches
     times = side.once(1, 2) + held + 2 * per_batch
-    everything = units.everything
-    calls, total = times * units.calls(everything), times * units.bytes(everything, _as_gathered(gathered))
+    calls, total = times * units.calls(mask), times * units.bytes(mask, measure)
     if side.setting.profile.traffic.final_unit_kept and not side.expert:
-        final = _final_unit(side)
-        dtype = "bf16" if gathered == "fp8" else gathered
-        whole = units.bytes(final, lambda of, mask: bytes_of(of.whole(mask, "dim0"), dtype))
-        calls, total = calls - per_batch * units.calls(final), total - per_batch * whole
-    return side.fixed("all_gather", "weights", gathered, calls, total, "fsdp2-units")
+        final = _final_unit(side) & mask
+        calls, total = calls - per_batch * units.calls(final), total - per_batch * units.bytes(final, measure)
+    return side.fixed("all_gather", "weights", dtype, calls, total, "fsdp2-units")
 
 
 def _final_unit(side: Side) -> BoolArray:

@@ -51,9 +51,10 @@ def casts_of(program: Program) -> list[CastCounts]:
     layers = fp8_layers(program.spec.model)
     counts = torch.zeros(len(layers), len(OPERANDS), 3, dtype=torch.int64, device=world.device)
     for index, layer in enumerate(layers):
-        if layer in fp8.tallies:
-            counts[index] += fp8.tallies[layer].counts
-            fp8.tallies[layer].clear()
+        tally = fp8.tallies.get(layer)
+        if tally is not None and tally.counts is not None:
+            counts[index] += tally.counts
+            tally.clear()
     if (group := world.group("world")) is not None:
         dist.all_reduce(counts, group=group)
     return [

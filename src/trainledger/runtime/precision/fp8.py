@@ -15,7 +15,7 @@ the weights before. torchao's own choice of layers leaves out those that are too
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -107,7 +107,7 @@ class Fp8:
         self._decoders.append(decoder)
 
     def _watch(self, name: str, layer: Any) -> None:  # noqa: ANN401  # torchao's Float8Linear
-        tally = self.tallies[name] = self._tally.Tally(self._device)
+        tally = self.tallies[name] = self._tally.Tally()
         layer.linear_mm_config = self._tally.counted(layer.linear_mm_config, tally)
         if self.gathers:
             layer.weight._linear_mm_config = layer.linear_mm_config
@@ -121,6 +121,17 @@ class Fp8:
         if self.gathers:
             for decoder in self._decoders:
                 self._torchao.precompute_float8_dynamic_scale_for_fsdp(decoder)
+
+    def scales(self, parameters: Iterable[Kept]) -> Iterator[torch.Tensor]:
+        """Scales of gathered weights: those of the weights now, and those that what was gathered last is cast with."""
+        for kept in parameters if self.gathers else ():
+            shard, record = _local(kept.parameter), kept.record
+            gathered = None if record is None else getattr(record, "_unsharded_param", None)
+            found = (
+                getattr(shard, "_precomputed_scale", None),
+                None if gathered is None else getattr(_local(gathered), "_scale", None),
+            )
+            yield from (scale for scale in found if scale is not None)
 
     def count(self, *, on: bool) -> None:
         """Whether casts are counted from now on."""
@@ -155,6 +166,10 @@ class Fp8:
         return config
 
 
+def _local(tensor: torch.Tensor) -> Any:  # noqa: ANN401  # torchao's tensor, where it wraps one
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
 def _gather_plain(kept: Kept) -> None:
     """Gather a weight in 16 bits, of which torchao's tensor knows how to gather FP8 only.
 
@@ -163,7 +178,7 @@ def _gather_plain(kept: Kept) -> None:
     init_unsharded_param]
     """
     record, weight = kept.record, kept.parameter
-    shard = cast("Any", weight._local_tensor if isinstance(weight, DTensor) else weight)
+    shard = _local(weight)
     assert record is not None, "what torchao gathers is wrapped by FSDP2"
     dtype = record.param_dtype or record.orig_dtype
 

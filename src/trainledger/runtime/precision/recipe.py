@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from trainledger.runtime.precision.fp8 import Fp8
 from trainledger.runtime.precision.scaling import make_scaler
 from trainledger.runtime.precision.share import Share, share_of
 from trainledger.runtime.spec import FP8_RECIPES, RunSpec
-from trainledger.runtime.tensors import Kept
+from trainledger.runtime.tensors import Kept, Named
 from trainledger.runtime.world import World
 
 
@@ -68,6 +68,13 @@ class Recipe:
     def share(self) -> Share:
         """What of a step's arithmetic is in FP8 now."""
         return share_of(self._spec, () if self.fp8 is None else self.fp8.fallen)
+
+    def named(self, parameters: Iterable[Kept]) -> Iterator[Named]:
+        """What a recipe keeps beside the states."""
+        if self.scaler is not None:
+            yield from (Named("buffers", "loss scale", tensor) for tensor in self.scaler.kept())
+        if self.fp8 is not None:
+            yield from (Named("buffers", "scales of weights", scale) for scale in self.fp8.scales(parameters))
 
     def fall_back(self, layer: str, parameters: Iterable[Kept]) -> None:
         """Let an FP8 layer compute in 16 bits from now on."""

@@ -84,6 +84,11 @@ class WorldScaler(torch.amp.GradScaler):
             self.update(self.minimum)
         return skipped
 
+    def kept(self) -> tuple[torch.Tensor, ...]:
+        """The scale, and the steps since it grew."""
+        found = self._scale, self._growth_tracker
+        return tuple(tensor for tensor in found if tensor is not None)
+
     def _at_minimum(self, layers: list[str]) -> str:
         named = ", ".join(layers[:MOST_NAMED])
         more = f" and {len(layers) - MOST_NAMED} more" if len(layers) > MOST_NAMED else ""

@@ -38,27 +38,30 @@ def units_of(of: RankShares) -> dict[str, Unit]:
 
 def _unit(of: RankShares, name: str, parts: Sequence[Part]) -> Unit:
     setting = of.inventory.setting
-    gathered, reduced = setting.dtype("gathered"), setting.dtype("unsharded_grad")
+    # gradients come in the dtype that is computed in, which is not that of weights in FP8
+    given, reduced = setting.recipe.activation, setting.dtype("unsharded_grad")
+    width = [size(1, of.gathered_as(part)) for part in parts]
     sharded = of.plan["zero_stage"] > 0
     cuts = [of.cut(part, sharded=sharded) for part in parts]
     stored = [cut.stored for cut in cuts]
+    cast = [count * each for count, each in zip(stored, width, strict=True)]
     whole = sum(cut.stored * cut.ranks for cut in cuts)
     numel = [part.numel for part in parts]
     alone = cuts[0].ranks == 1
     within = [part.numel for part, cut in zip(parts, cuts, strict=True) if part.copies and cut.ranks > part.copies]
     return Unit(
         name=name,
-        whole=size(whole, gathered),
-        cast=size(sum(stored), gathered) * setting.casts,
-        largest=size(max(stored), gathered) * setting.casts,
-        fresh=size(sum(numel), gathered),
+        whole=sum(bytes_ * cut.ranks for bytes_, cut in zip(cast, cuts, strict=True)),
+        cast=sum(cast) * setting.casts,
+        largest=max(cast) * setting.casts,
+        fresh=size(sum(numel), given),
         widened=size(sum(numel), reduced),
         widest=size(max(numel), reduced),
         reduced=size(whole, reduced),
         shard=size(sum(stored), reduced),
-        last=size(numel[-1], gathered),
-        tied=size(numel[0], gathered) if name == BOTH else 0,
-        joined=size(sum(within), gathered),
+        last=size(numel[-1], given),
+        tied=size(numel[0], given) if name == BOTH else 0,
+        joined=size(sum(within), given),
         # the experts' gradients are divided by a number of their own, which takes a copy where nothing is sent
         divided=size(whole, reduced) if alone and name.endswith(EXPERTS) else 0,
         alone=alone,
