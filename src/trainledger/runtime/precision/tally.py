@@ -35,21 +35,21 @@ class Tally:
     """Of one layer on one rank, since `clear`.
 
     counting   whether casts are counted, which reads every operand once more
-    counts     int64 [operands, 3]: elements that were cast, those saturated, those flushed
+    counts     int64 [operands, 3]: elements that were cast, those saturated, those flushed; None: nothing was counted
     gemms      products that ran in FP8, and their FLOP; counted always
     stale      a planted fault: what scales of an operand are multiplied by
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         self.counting = False
-        self.counts = torch.zeros(len(OPERANDS), 3, dtype=torch.int64, device=device)
+        self.counts: torch.Tensor | None = None
         self.gemms = 0
         self.flop = 0
         self.stale: dict[str, float] = {}
 
     def clear(self) -> None:
         """Begin anew."""
-        self.counts.zero_()
+        self.counts = None
 
     def add(self, operand: str, given: torch.Tensor, scale: torch.Tensor, codes: torch.Tensor) -> None:
         """Count one cast of `given`, which times `scale` became `codes`."""
@@ -58,6 +58,8 @@ class Tally:
         within = (scaled.abs() <= most(codes.dtype)).sum()
         zeros = ((codes.view(torch.uint8) & 0x7F) == 0).sum() - (scaled == 0).sum()
         total = torch.full_like(within, given.numel())
+        if self.counts is None:
+            self.counts = torch.zeros(len(OPERANDS), 3, dtype=torch.int64, device=given.device)
         self.counts[OPERANDS.index(operand)] += torch.stack([total, total - within, zeros])
 
 
