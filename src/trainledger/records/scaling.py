@@ -29,7 +29,8 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 class Scaled(msgspec.Struct, frozen=True, kw_only=True):
     """One rung of a ladder.
 
-    efficiency   measured, over pairs of rounds; its ends are null where the rounds are too few for an interval
+    efficiency   measured, over pairs of rounds; its ends are null for the fewest ranks themselves, and where the rounds
+                 are too few for an interval
     """
 
     ranks: int
@@ -50,7 +51,7 @@ def scaled(made: Baseline) -> tuple[Scaled, ...]:
 
 def _scaled(base: Rung, rung: Rung) -> Scaled:
     each = [_log_efficiency(base, rung, number) for number in sorted(base.rounds.keys() & rung.rounds.keys())]
-    shift: Shift | None = paired(each, CERTAIN)
+    shift: Shift | None = paired(each, CERTAIN) if rung is not base else None
     return Scaled(
         ranks=rung.ranks,
         tokens=rung.tokens,
