@@ -270,7 +270,7 @@ def test_every_verb_is_a_service_and_a_report() -> None:
     """The folder is the list: a verb is a file of each, with a Request, a Response and run, and a document."""
     from trainledger.cli.verbs import VERBS
 
-    names = {verb.name for verb in VERBS}
+    names = {verb.module for verb in VERBS}
     source = ROOT / "src" / "trainledger"
     assert {path.stem for path in (source / "service").glob("*.py") if "\nclass Response(" in path.read_text()} == names
     assert {path.stem for path in (source / "report").glob("*.py") if "\ndef document(" in path.read_text()} == names

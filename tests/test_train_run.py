@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 import msgspec
 import pytest
 
-from train_files import config
+from train_files import SIZES, config
 from trainledger.errors import TrainledgerError
 from trainledger.report.machine import answer as as_answer
 from trainledger.report.plain import render
@@ -120,6 +120,25 @@ def test_layers_whose_casts_lose_too_much_fall_back_and_that_is_said(tmp_path: P
     before = 2 * 7  # forward products of seven matrices in two layers, in each of four micro-batches of one sequence
     assert response.gemms.fp8_gemms == 4 * (before - len(response.gemms.fallen))
     assert all(line.fp8 is not None for line in lines if line.step != response.observed_step)
+
+
+def test_a_checkpoint_of_another_model_or_of_other_tokens_is_refused_and_nothing_is_lost() -> None:
+    folder = Path(whole()[0].out).parent
+    before = {path: path.read_bytes() for path in sorted((folder / "run").rglob("*")) if path.is_file()}
+    wider = [f"{key}={value}" for key, value in {**SIZES, "intermediate_size": 96}.items()]
+    path = config(folder, plan={"dp": 1}, run={"steps": 9})
+    for asked, message in (
+        (
+            Request(model=path, resume=True, set=tuple(wider)),
+            r"whose model.layers.0.mlp.gate_proj.weight is \[64, 32\], and not",
+        ),
+        (Request(model=path, resume=True, held_out=0.2), "step-00000006 is of a run with tokens of SHA-256"),
+        (Request(model=path, resume=True, steps=6), "step-00000006 has all of its 6 steps behind it"),
+    ):
+        with pytest.raises(TrainledgerError, match=message):
+            train.run(asked)
+    after = {path: path.read_bytes() for path in before}
+    assert after == before
 
 
 @pytest.mark.proof

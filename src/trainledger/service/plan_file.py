@@ -22,13 +22,11 @@ OWN = "pytorch"
 Request = TypeVar("Request", bound=ModelRequest)
 
 
-def read_plan_file(path: str) -> PlanRequest:
-    """The flags that a PLAN file gives; an unknown key is refused with the nearest, a wrong type with what fits."""
-    return _plan_of(path, load_toml(Path(path)))
-
-
 def read_config(path: str) -> tuple[PlanRequest, dict[str, Any]]:
-    """The flags of a CONFIG, which is a PLAN file that may have tables of its data and its run, and those tables."""
+    """The flags of a PLAN file, and the tables that it has beside them where it is a CONFIG.
+
+    An unknown key is refused with the nearest, a wrong type with what fits.
+    """
     tables = load_toml(Path(path))
     beside = {name: tables.pop(name) for name in CONFIG_TABLES if isinstance(tables.get(name), dict)}
     return _plan_of(path, tables), beside

@@ -17,7 +17,7 @@ from trainledger.reconcile.proof import proof
 from trainledger.reconcile.verdict import Unexplained, Verdict
 from trainledger.report.curves import page
 from trainledger.runtime.progress import Progress
-from trainledger.runtime.train.metrics import lines_of
+from trainledger.runtime.train.metrics import Line, lines_of
 from trainledger.runtime.train.result import Layer, Trained, Written
 from trainledger.runtime.train.spec import METRICS, REPORT, STOP, TrainSpec
 from trainledger.runtime.train.stop import asking
@@ -132,11 +132,14 @@ def run(request: Request, *, runner: Runner | None = None, progress: Progress | 
         rank_bytes=predictions.rank_bytes(forked=words is None),
     )
     out = Path(one.spec.out)
+    before = _last_step(out)
     try:
         with asking(out / STOP) as asked:
             seen = (runner or _launch)(one.spec, how, progress)
     except TrainledgerError as error:
-        _draw(one, None, str(error))
+        # the page of a run that this one was refused to go on with stays as it is
+        if _last_step(out) != before:
+            _draw(one, None, str(error))
         raise
     process = Process(
         seconds=round(time.perf_counter() - start, 3),
@@ -146,6 +149,10 @@ def run(request: Request, *, runner: Runner | None = None, progress: Progress | 
     response = _response(one, predictions, seen, asked.signal, process)
     _draw(one, response, "")
     return response
+
+
+def _last_step(out: Path) -> Line | None:
+    return next(reversed(list(lines_of(out / METRICS))), None)
 
 
 def _launch(spec: TrainSpec, how: How, progress: Progress | None) -> Sequence[Trained]:
@@ -206,13 +213,13 @@ def _response(
 
 
 def _gemms(seen: Trained) -> Gemms:
-    products = seen.products
+    share = seen.share
     return Gemms(
-        gemms=products.gemms,
-        fp8_gemms=products.fp8_gemms,
-        fp8_share=products.fp8_flop / products.linear_flop,
-        fp8_share_of_all=products.fp8_flop / products.flop,
-        ran=products.ran,
+        gemms=share.gemms,
+        fp8_gemms=share.fp8_gemms,
+        fp8_share=share.of_linear,
+        fp8_share_of_all=share.of_all,
+        ran=seen.ran,
         fallen=seen.fallen,
         lost=seen.lost,
     )

@@ -9,10 +9,11 @@ import torch.distributed as dist
 
 from trainledger.errors import BadInput
 from trainledger.runtime.precision.casts import CastCounts, casts_of, fall_back
+from trainledger.runtime.precision.share import Share
 from trainledger.runtime.program import Program
 from trainledger.runtime.spec import FP8_RECIPES
 from trainledger.runtime.train.metrics import Lost
-from trainledger.runtime.train.result import Layer, Products
+from trainledger.runtime.train.result import Layer
 from trainledger.runtime.train.spec import Fp8Spec
 
 
@@ -42,7 +43,7 @@ class Casts:
         self._fp8 = program.spec.precision in FP8_RECIPES
         self.lost: tuple[Layer, ...] = ()
         self.ran: int | None = None
-        if self._fp8 and not program.precision.share().fp8_gemms:
+        if self._fp8 and not self.share().fp8_gemms:
             raise BadInput(self._none("of the plan is in FP8"))
 
     def begin(self, step: int, *, quiet: bool) -> None:
@@ -71,17 +72,9 @@ class Casts:
         trouble = f"{said[0]}; use --fp8-action bf16, raise the limits, or use --precision bf16" if said else ""
         return Found(_together(counts), said, trouble if self._spec.action == "stop" else "")
 
-    def products(self) -> Products:
-        """What a step of the job computes now."""
-        share = self._program.precision.share()
-        return Products(
-            gemms=share.gemms,
-            fp8_gemms=share.fp8_gemms,
-            flop=share.flop,
-            fp8_flop=share.fp8_flop,
-            linear_flop=share.linear_flop,
-            ran=self.ran,
-        )
+    def share(self) -> Share:
+        """What of a step's arithmetic is in FP8 now."""
+        return self._program.precision.share()
 
     @property
     def fallen(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from trainledger.runtime.observe.observation import Observation
+from trainledger.runtime.precision.share import Share
 
 How = Literal["finished", "stopped"]
 
@@ -21,21 +22,6 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     bytes: int
     blocked_s: float
-
-
-class Products(msgspec.Struct, frozen=True, kw_only=True):
-    """Matrix products of one optimizer step of the whole job, from shapes.
-
-    gemms, fp8_gemms   how many calls; of weight matrices
-    ran                products in FP8 that were seen to run in the last step that was looked at; of all ranks
-    """
-
-    gemms: int
-    fp8_gemms: int
-    flop: int
-    fp8_flop: int
-    linear_flop: int
-    ran: int | None = None
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +42,8 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s    median over the steps of this process, without those that are watched
     skipped         steps of this process in which the optimizer did not step
     resumed_from    the checkpoint; passed_over: newer ones that could not be loaded, and why
+    share           of the arithmetic of a step that is in FP8 now
+    ran             products in FP8 that ran on all ranks in the first step; None under a recipe without
     memory_bytes    the most that this rank held: on CUDA allocated, else resident
     meter           which of the two
     observed_step   the one that `observation` is of; 0: none was
@@ -76,7 +64,8 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
     resumed_from: str
     passed_over: tuple[tuple[str, str], ...]
     checkpoints: tuple[Written, ...]
-    products: Products
+    share: Share
+    ran: int | None
     lost: tuple[Layer, ...]
     fallen: tuple[str, ...]
     said: tuple[str, ...]
