@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from command_line import check_golden, run
 from fake_baselines import ANY, LINES, FakeClock, baseline, drawn, rung, spec_of, wrapped
 from trainledger.errors import BadInput, UsageError
 from trainledger.records.compare import change, moved, peak
@@ -169,3 +170,16 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     assert "nothing is run without --again" in refused("plain", rounds=3)
     assert "--least-change is 0" in refused("plain", **{"least-change": 0.0})
     assert "--judge none" in refused("plain", judge=[])
+
+
+def test_the_screen_says_what_moved_and_ends_with_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fewer = msgspec.structs.replace(LINES[2], predicted=2, measured=2)
+    lines = (msgspec.structs.replace(LINES[0], predicted=6144, measured=6144), LINES[1], fewer)
+    other = msgspec.structs.replace(only(baseline(seed=5, steps=30, slower=1.2)), lines=lines)
+    book_of(tmp_path, baseline("plain", steps=30), wrapped("other", other))
+    done = run("baseline", "compare", "plain", "other", "--book", "book.json")
+    assert (done.code, done.err) == (4, "")
+    check_golden("baseline_compare.txt", done.out)
+    assert run("baseline", "compare", "other", "plain", "--book", "book.json", "--json").json()["verdict"] == "accepted"
+    check_golden("baseline_history.txt", run("baseline", "history", "--book", "book.json").out)
