@@ -24,6 +24,7 @@ from torchao.float8.float8_training_tensor import (  # pyright: ignore[reportMis
     LinearMMConfig,
 )
 
+from trainledger.runtime.precision.emulate import emulated
 from trainledger.runtime.spec import OPERANDS
 
 _MM = torch.ops.aten.mm.default
@@ -108,12 +109,14 @@ def _cast(
 
 
 def _product(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> object:
-    """Multiply two FP8 tensors as torchao does."""
+    """Multiply two FP8 tensors as torchao does, or on the CPU as `emulate` does."""
     left, right = args[:2]
     settings = left._linear_mm_config
     if isinstance(settings, Counted):
         settings.tally.gemms += 1
         settings.tally.flop += 2 * left.shape[0] * left.shape[1] * right.shape[1]
+    if left._data.device.type == "cpu":
+        return emulated(left, right)
     return _torchao_product(op, args, kwargs)
 
 
