@@ -50,7 +50,7 @@ def _learned(answer: Answer) -> Document:
     """Losses, speed and memory."""
     rows = [
         ["steps", f"{whole(answer['steps'])} of {whole(answer['steps_asked'])}", f"{whole(answer['tokens'])} tokens"],
-        ["loss", _loss(answer["loss"]), f"{_loss(answer['first_loss'])} in the first step"],
+        ["loss", _loss(answer["loss"]), _begun(answer["first_loss"])],
     ]
     if answer["held_out_loss"] is not None:
         over = f"over {whole(answer['held_out_sequences'])} sequences"
@@ -61,7 +61,7 @@ def _learned(answer: Answer) -> Document:
     meter = "allocated" if answer["meter"] == "allocated" else "resident, of a whole process"
     rows.append(["memory", format_bytes(answer["memory_bytes"]), f"{meter}, of the rank that held most"])
     if answer["scale"] is not None:
-        rows.append(["loss scale", f"{answer['scale']:g}", f"{whole(answer['skipped'])} steps skipped"])
+        rows.append(["loss scale", f"{answer['scale']:g}", f"skipped: {whole(answer['skipped'])}"])
     return [table([left(""), Column(""), left("")], rows)]
 
 
@@ -153,6 +153,10 @@ def _ended(answer: Answer) -> Document:
         return [*found, Text(f"finished: all {whole(answer['steps'])} steps are taken", "good")]
     said = f"stopped after step {whole(answer['steps'])} of {whole(answer['steps_asked'])}, and saved"
     return [*found, Text(f"{said}; go on with {answer['go_on']}", "warn")]
+
+
+def _begun(loss: float | None) -> str:
+    return "" if loss is None else f"{loss:.4f} in the first step"
 
 
 def _loss(loss: float | None) -> str:
