@@ -131,6 +131,14 @@ def test_a_word_that_no_engine_has_is_a_finding() -> None:
     assert run("check", "--model", "llama-3-8b", "--precision", "fp9").out.startswith("refused: 1 refusal")
 
 
+def test_a_fact_that_no_source_states_is_not_asked_of_what_is_refused_anyway() -> None:
+    """No source says whether a V100 has FP8; its compute capability is too low whatever one would say."""
+    plan = ("--model", "llama-3-8b", "--engine", "megatron", "--precision", "fp8-delayed", "--gpu")
+    found = answer("check", *plan, "v100-16gb", code=5)
+    assert [one["id"] for one in found["findings"] if one["severity"] == "refuse"] == ["fp8-sm"]
+    assert found["plan"]["precision"] == "fp8-delayed"
+
+
 def test_a_plan_that_passes_ends_with_0_and_shows_evidence_and_knob() -> None:
     done = run("check", str(ROOT / "examples" / "qwen2.5-32b-16xh100.toml"), "--book", "nowhere.db")
     assert (done.code, done.err) == (0, "")

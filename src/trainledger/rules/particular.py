@@ -381,7 +381,7 @@ RULES: tuple[Rule, ...] = (
         "engine",
         "TransformerEngine pytorch/module/linear.py 467-489 at d0067d0",
         _te_keeps_weights,
-        "--precision {precision} keeps the 16-bit weights and adds FP8 copies of them: it saves time, not their memory",
+        "--precision {precision} keeps 16-bit weights and FP8 copies: it saves time, not memory; raise --zero for it",
         MEGATRON,
     ),
     Rule(

@@ -10,11 +10,11 @@ import msgspec
 
 from trainledger.checklist import CHECKS, Account, Check, Evidence, Told
 from trainledger.checklist.told import Budget, budget
-from trainledger.errors import BadInput, UsageError
+from trainledger.errors import BadInput, MissingFact, UsageError
 from trainledger.facts.model import Model
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans
-from trainledger.rules import RULES, WORDS, Rule, findings, violations
+from trainledger.rules import RULES, WORDS, Rule, findings
 from trainledger.rules.rule import Finding as Broken
 from trainledger.rules.rule import Severity
 from trainledger.service.common import Note, Run, notes, resolve
@@ -33,6 +33,8 @@ REFUSED = 5
 ORDER: dict[str, int] = {"refuse": 0, "warn": 1, "advise": 2}
 LAYOUT = ("tp", "sp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "zero_stage")
 """What a baseline has in common with a plan: it is measured at several data-parallel degrees, and at other sizes."""
+CARD = ("fp8-sm", "bf16-on-volta", "card-has-dtype")
+"""Of the rules about words, those about what the card can do: others can still be asked."""
 THIS_MACHINE = ("runtime-ranks",)
 """Of the rules of what is run: about the machine that runs it, which need not be this one."""
 NAMED = re.compile(r"(?:--(?P<flag>[a-z][a-z-]*) |\b(?P<column>[a-z_]+)=)(?P<value>\d+)\b")
@@ -126,8 +128,11 @@ def stands(request: Request, *, model: Model | None = None) -> Stands:
         zero = run.zero_unsaid
         run = dataclasses.replace(run, assumed={**run.assumed, "zero": zero})
     plans = run.plans([zero])
-    asked = _rules(run, plans, trained=trained is not None)
-    found = tuple(_broken(one) for one in findings(asked, run.setting, plans))
+    asked, broken = WORDS, _broken_of(WORDS, run, plans)
+    if not any(one.severity == "refuse" and one.rule not in CARD for one in broken):
+        asked = tuple(rule for rule in RULES if _concerns(rule, trained=trained is not None))
+        broken = _broken_of(asked, run, plans)
+    found = tuple(map(_finding, broken))
     account = None
     if not any(one.severity == "refuse" for one in found):
         told = _told(request, trained, run, plans)
@@ -135,11 +140,18 @@ def stands(request: Request, *, model: Model | None = None) -> Stands:
     return Stands(run, plans, asked, found, account)
 
 
-def _rules(run: Run, plans: Plans, *, trained: bool) -> tuple[Rule, ...]:
-    """The rules that can be asked: where a word of the plan is not the engine's, those about words alone."""
-    if violations([rule for rule in WORDS if rule.severity == "refuse"], run.setting, plans):
-        return WORDS
-    return tuple(rule for rule in RULES if _concerns(rule, trained=trained))
+def _broken_of(rules: tuple[Rule, ...], run: Run, plans: Plans) -> list[Broken]:
+    """What a plan breaks; a fact of the card that no source states matters where no other rule refuses the plan."""
+    found: list[Broken] = []
+    lacking: MissingFact | None = None
+    for rule in rules:
+        try:
+            found += findings([rule], run.setting, plans)
+        except MissingFact as error:
+            lacking = lacking or error
+    if lacking is not None and not any(one.severity == "refuse" for one in found):
+        raise lacking
+    return found
 
 
 def _notes(run: Run, plans: Plans) -> tuple[Note, ...]:
@@ -177,7 +189,7 @@ def _concerns(rule: Rule, *, trained: bool) -> bool:
     return trained and rule.id not in THIS_MACHINE and not rule.id.startswith("dry-")
 
 
-def _broken(one: Broken) -> Finding:
+def _finding(one: Broken) -> Finding:
     """A rule's sentence ends with the knob, after a semicolon or else a colon."""
     message, _, knob = one.message.rpartition("; " if "; " in one.message else ": ")
     return Finding(
