@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -30,6 +33,8 @@ from trainledger.runtime.model import build_decoder, init_weights
 from trainledger.runtime.precision.fp8 import Fp8
 from trainledger.runtime.precision.share import fp8_layers, share_of
 from trainledger.runtime.spec import RunSpec
+from trainledger.service.prove import Request
+from trainledger.service.prove import run as run_proof
 
 CPU = torch.device("cpu")
 LAYOUTS: dict[str, dict[str, int]] = {
@@ -256,3 +261,24 @@ def test_moments_in_8_bits_train_at_every_stage(zero_stage: int) -> None:
         assert found[:2] == pytest.approx(plain[:2], rel=1e-3)
         assert found[-1] == pytest.approx(plain[-1], rel=2e-2)
         assert found != plain
+
+
+PROVEN: list[dict[str, Any]] = [
+    *({"zero": zero, "precision": name} for zero in range(4) for name in ("fp16", *RECIPES)),
+    *({"zero": zero, "optimizer": name} for zero in (0, 3) for name in ("adamw-8bit", "adamw-fp8")),
+    {"zero": 3, "precision": "fp8-tensorwise", "tp": 2},
+    {"zero": 1, "precision": "fp8-tensorwise", "pp": 2},
+    {"zero": 2, "precision": "fp16", "pp": 2, "vpp": 2, "schedule": "interleaved"},
+    {"zero": 3, "precision": "fp8-tensorwise", "model": "mixtral-8x7b"},
+]
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("flags", PROVEN, ids=lambda flags: "-".join(map(str, flags.values())))
+def test_what_a_recipe_keeps_and_sends_is_proven_on_every_rank(flags: dict[str, Any]) -> None:
+    asked = {"model": "llama-3-8b", "dp": 2, "timeout": 280, **flags}
+    answer = run_proof(msgspec.convert(asked, Request))
+    assert answer.verdict == "proven", [
+        line for line in answer.lines if line.verdict in ("differs", "beyond", "missing")
+    ]
