@@ -73,7 +73,7 @@ def rung(steps: Sequence[Step], *, ranks: int = 2, tokens: int = 128, spec: RunS
     """A rung with these steps."""
     return Rung(
         ranks=ranks,
-        spec=msgspec.to_builtins(spec) if spec is not None else {"model": "one"},
+        spec=msgspec.to_builtins(spec) if spec is not None else {"model": {"name": "one"}},
         tokens=tokens,
         flop=1000,
         calls=3 if ranks > 1 else 0,

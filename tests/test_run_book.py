@@ -18,6 +18,7 @@ from sqlite_utils import Database
 
 from command_line import run
 from fake_baselines import baseline, drawn, rung, wrapped
+from trainledger.account.rank_memory import PEAK
 from trainledger.errors import BadInput, UnknownName
 from trainledger.records import book as books
 from trainledger.records.book import opened, transaction
@@ -44,6 +45,11 @@ def test_a_record_comes_out_as_it_went_in(tmp_path: Path) -> None:
         assert (first.number, second.number) == (1, 2)
         assert read(db, "1") == first
         assert read(db, "a") == second
+        (brief, _) = every(db, brief=True)
+        assert {line.id for rung in brief.rungs for line in rung.lines} == {PEAK}
+        for name in ("3", "\u00b2", "9" * 30):
+            with pytest.raises(UnknownName):
+                read(db, name)
         assert [anonymous(one) for one in every(db)] == [made, baseline("a", seed=1)]
         with pytest.raises(UnknownName, match="nearest: a; "):
             read(db, "aa")

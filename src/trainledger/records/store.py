@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from trainledger.account.rank_memory import PEAK
 from trainledger.errors import UnknownName
-from trainledger.reconcile.verdict import Verdict
+from trainledger.reconcile.verdict import WRONG, Verdict
 from trainledger.records.book import transaction
 from trainledger.records.record import Baseline, Machine, Rung, Step
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from sqlite_utils import Database
 
 HEAD = ("name", "made_at", "model", "layout", "scaling", "version")
+MOST_DIGITS = 18
+"""Of a number of SQLite's, 18 always fit."""
 FIGURES = (
     "ranks",
     "tokens",
@@ -66,7 +69,7 @@ def _text(value: object) -> str:
 def read(db: Database, name: str) -> Baseline:
     """The newest record of a name, or the one of a number; an unknown name is refused with the nearest."""
     named = list(db.table("baseline").rows_where("name = ?", [name], order_by="number desc", limit=1))
-    if not named and name.isdigit():
+    if not named and name.isdecimal() and len(name) < MOST_DIGITS:
         named = list(db.table("baseline").rows_where("number = ?", [int(name)]))
     if not named:
         names = {row["name"] for row in db.table("baseline").rows_where(select="name")}
@@ -75,32 +78,37 @@ def read(db: Database, name: str) -> Baseline:
     return _baseline(db, named[0])
 
 
-def every(db: Database, name: str | None = None) -> Iterator[Baseline]:
-    """All records in the order in which they were made, or those of one name."""
-    where, values = (None, None) if name is None else ("name = ?", [name])
-    for row in list(db.table("baseline").rows_where(where, values, order_by="number")):
-        yield _baseline(db, row)
+def every(db: Database, *, brief: bool = False) -> Iterator[Baseline]:
+    """All records in the order in which they were made.
+
+    brief   of the lines only peaks and those that are not as predicted, which are few
+    """
+    for row in list(db.table("baseline").rows_where(order_by="number")):
+        yield _baseline(db, row, brief=brief)
 
 
-def _baseline(db: Database, row: Mapping[str, Any]) -> Baseline:
+def _baseline(db: Database, row: Mapping[str, Any], *, brief: bool = False) -> Baseline:
     rungs = list(db.table("rung").rows_where("baseline = ?", [row["number"]], order_by="ranks"))
     return Baseline(
         **{name: row[name] for name in HEAD},
         number=row["number"],
         machine=msgspec.json.decode(row["machine"], type=Machine),
-        rungs=tuple(_rung(db, rung) for rung in rungs),
+        rungs=tuple(_rung(db, rung, brief=brief) for rung in rungs),
     )
 
 
-def _rung(db: Database, row: Mapping[str, Any]) -> Rung:
-    def under(table: str, order: str) -> Iterable[dict[str, Any]]:
-        return db.table(table).rows_where("rung = ?", [row["id"]], order_by=order)
+def _rung(db: Database, row: Mapping[str, Any], *, brief: bool) -> Rung:
+    def under(table: str, order: str, where: str = "", values: tuple[str, ...] = ()) -> Iterable[dict[str, Any]]:
+        return db.table(table).rows_where(f"rung = ?{where}", [row["id"], *values], order_by=order)
+
+    told = f" and (id = ? or verdict in ({', '.join('?' * len(WRONG))}))"
+    lines = under("line", "position", told, (PEAK, *WRONG)) if brief else under("line", "position")
 
     return Rung(
         **{name: row[name] for name in FIGURES},
         spec=msgspec.json.decode(row["spec"]),
         allocator_peak_bytes=tuple(rank["allocator_peak_bytes"] for rank in under("rank", "rank")),
-        lines=tuple(_without(Verdict, line) for line in under("line", "position")),
+        lines=tuple(_without(Verdict, line) for line in lines),
         steps=tuple(_without(Step, step) for step in under("step", "round, step")),
     )
 

@@ -77,8 +77,8 @@ def _named(path: Path, every: tuple[Baseline, ...], name: str) -> Baseline:
     return found[-1]
 
 
-def all_of(given: str | None, name: str | None) -> tuple[Baseline, ...]:
-    """Every record, or those of one name; an unknown name is refused with the nearest."""
+def all_of(given: str | None, name: str | None, *, brief: bool = False) -> tuple[Baseline, ...]:
+    """Every record, or those of one name; an unknown name is refused with the nearest. `brief` as in `every`."""
     path = book_path(given)
     if name is not None:
         find(given, (name,))
@@ -87,7 +87,7 @@ def all_of(given: str | None, name: str | None) -> tuple[Baseline, ...]:
     from trainledger.records.store import every
 
     with book(given, create=False) as db:
-        return tuple(made for made in every(db) if name in (None, made.name, str(made.number)))
+        return tuple(made for made in every(db, brief=brief) if name in (None, made.name, str(made.number)))
 
 
 def exported(path: Path) -> tuple[Baseline, ...]:

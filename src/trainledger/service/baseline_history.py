@@ -62,7 +62,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(request: Request) -> Response:
     """Read the book."""
-    records = tuple(map(_record, all_of(request.book, request.name)))
+    records = tuple(map(_record, all_of(request.book, request.name, brief=True)))
     return Response(book=str(book_path(request.book)), records=records)
 
 
