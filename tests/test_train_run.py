@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import msgspec
 import pytest
@@ -20,15 +18,17 @@ from trainledger.runtime.train.metrics import Line, lines_of
 from trainledger.service import train
 from trainledger.service.train_request import Request
 
+Ran = tuple[train.Response, list[Line]]
 
-@cache
-def whole() -> tuple[train.Response, list[Line]]:
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A run to its end, and its metrics."""
-    folder = Path(mkdtemp(prefix="trainledger-test-"))
+    folder = tmp_path_factory.mktemp("whole")
     return _run(Request(model=config(folder)), folder)
 
 
-def _run(request: Request, folder: Path) -> tuple[train.Response, list[Line]]:
+def _run(request: Request, folder: Path) -> Ran:
     response = train.run(request)
     return response, list(lines_of(folder / "run" / "metrics.jsonl"))
 
@@ -37,8 +37,8 @@ def losses(lines: list[Line]) -> list[tuple[int, float | None, float | None]]:
     return [(line.step, line.loss, line.held_out) for line in lines]
 
 
-def test_a_run_learns_says_so_and_was_predicted() -> None:
-    response, lines = whole()
+def test_a_run_learns_says_so_and_was_predicted(whole: Ran) -> None:
+    response, lines = whole
     assert (response.ended, response.steps, response.exit_code) == ("finished", 6, 0)
     assert [line.step for line in lines] == [1, 2, 3, 4, 5, 6]
     assert response.loss == lines[-1].loss
@@ -62,7 +62,7 @@ def test_a_run_learns_says_so_and_was_predicted() -> None:
     assert "http" not in page.replace("https://github.com/leeoniya/uPlot", "")
 
 
-def test_a_run_that_is_asked_to_end_saves_and_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_run_that_is_asked_to_end_saves_and_goes_on_as_if_it_had_not_been(tmp_path: Path, whole: Ran) -> None:
     def ask(done: int, total: int, text: str) -> None:
         del total, text
         if done == 3:
@@ -90,7 +90,7 @@ def test_a_run_that_is_asked_to_end_saves_and_goes_on_as_if_it_had_not_been(tmp_
     resumed, lines = _run(Request(model=path, resume=True), tmp_path)
     assert (resumed.ended, resumed.first) == ("finished", stopped.steps)
     assert resumed.resumed_from.endswith(f"step-{stopped.steps:08d}")
-    assert losses(lines) == losses(whole()[1]), "bit for bit"
+    assert losses(lines) == losses(whole[1]), "bit for bit"
 
 
 def test_a_run_whose_numbers_are_of_no_use_ends_and_keeps_what_was_good(tmp_path: Path) -> None:
@@ -121,9 +121,13 @@ def test_layers_whose_casts_lose_too_much_fall_back_and_that_is_said(tmp_path: P
     assert response.gemms.fp8_gemms == 4 * (before - len(response.gemms.fallen))
     assert all(line.fp8 is not None for line in lines if line.step != response.observed_step)
 
+    again, _ = _run(Request(model=path, resume=True, steps=4, fp8_every=0), tmp_path)
+    assert again.gemms.fallen == response.gemms.fallen, "a checkpoint remembers them"
+    assert (again.gemms.fp8_gemms, again.gemms.ran) == (response.gemms.fp8_gemms, response.gemms.fp8_gemms)
 
-def test_a_checkpoint_of_another_model_or_of_other_tokens_is_refused_and_nothing_is_lost() -> None:
-    folder = Path(whole()[0].out).parent
+
+def test_a_checkpoint_of_another_model_or_of_other_tokens_is_refused_and_nothing_is_lost(whole: Ran) -> None:
+    folder = Path(whole[0].out).parent
     before = {path: path.read_bytes() for path in sorted((folder / "run").rglob("*")) if path.is_file()}
     wider = [f"{key}={value}" for key, value in {**SIZES, "intermediate_size": 96}.items()]
     path = config(folder, plan={"dp": 1}, run={"steps": 9})
@@ -143,7 +147,9 @@ def test_a_checkpoint_of_another_model_or_of_other_tokens_is_refused_and_nothing
 
 @pytest.mark.proof
 @pytest.mark.timeout(600)
-def test_torchrun_trains_the_same_run_saves_when_asked_and_another_layout_goes_on_with_it(tmp_path: Path) -> None:
+def test_torchrun_trains_the_same_run_saves_when_asked_and_another_layout_goes_on_with_it(
+    tmp_path: Path, whole: Ran
+) -> None:
     def ask(done: int, total: int, text: str) -> None:
         del total, text
         if done == 3:
@@ -152,7 +158,7 @@ def test_torchrun_trains_the_same_run_saves_when_asked_and_another_layout_goes_o
     path = config(tmp_path)
     stopped = train.run(Request(model=path, cluster_args=""), progress=ask)
     assert (stopped.ended, stopped.world_size) == ("stopped", 2)
-    plain = losses(whole()[1])
+    plain = losses(whole[1])
     metrics = tmp_path / "run" / "metrics.jsonl"
     assert losses(list(lines_of(metrics))) == plain[: stopped.steps]
 
