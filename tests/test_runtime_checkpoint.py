@@ -13,6 +13,7 @@ import torch
 
 from checkpoint_damage import DAMAGES, Judged, copied, flip, full_disk, judged
 from checkpoint_runs import STEPS, TOLERANCE, Ask, Ran, program_of, ran, spec_of, stepped
+from command_line import answer, run
 from trainledger.account.memory.outside.disk import on_disk
 from trainledger.errors import BadInput
 from trainledger.facts.workload import Workload
@@ -154,6 +155,23 @@ def _batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def _loss(logits: torch.Tensor, labels: torch.Tensor) -> float:
     return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+
+
+def test_the_command_line_verifies_and_exports(kept: Kept, tmp_path: Path) -> None:
+    """Of a run folder, of its checkpoints, of one; a damaged one has exit code 1, and nothing is written from it."""
+    folder = copied(kept.folder, tmp_path / "run" / "checkpoints")
+    for path in (tmp_path / "run", folder, folder / NEWEST):
+        found = answer("checkpoint", "verify", str(path))["checkpoints"]
+        assert [(one["step"], one["why"]) for one in found] == [(4, ""), (2, "")][: 1 if path.name == NEWEST else 2]
+    written = answer("checkpoint", "export", str(tmp_path / "run"), str(tmp_path / "out"), "--dtype", "bfloat16")
+    assert [Path(file).name for file in written["files"]] == ["config.json", "model.safetensors"]
+    (folder / NEWEST / "manifest.json").unlink()
+    damaged = run("checkpoint", "verify", str(folder / NEWEST))
+    assert damaged.code == 1
+    assert "manifest.json cannot be read" in damaged.out
+    assert "manifest.json cannot be read" in run("checkpoint", "export", str(folder), str(tmp_path / "two")).err
+    assert not (tmp_path / "two").exists()
+    assert "has no checkpoint" in run("checkpoint", "verify", str(tmp_path)).err
 
 
 def test_an_export_of_a_damaged_checkpoint_is_refused(kept: Kept, tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ VERBS: tuple[Verb, ...] = (
         name="prove", summary="Run the plan on this machine and compare every line with what was measured.", runs=True
     ),
     Verb(name="train", summary="Train a plan on text: checkpoints, held-out losses, metrics, a report.", runs=True),
+    Verb(name="checkpoint verify", summary="Checkpoints read whole: which are as they were written."),
+    Verb(name="checkpoint export", summary="The weights of a checkpoint as safetensors and config.json."),
     Verb(
         name="baseline run",
         summary="A layout at several numbers of ranks: throughput, memory, traffic and scaling, recorded.",
