@@ -14,6 +14,7 @@ from trainledger.account.memory import device_bytes
 from trainledger.account.memory.limits import REFUSED, SEQ_STEP, largest, limits, most_params
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, make_plans
+from trainledger.profiles import engine_names
 from trainledger.report.bars import PARTS, WIDTH
 from trainledger.service.common import Run, prepared
 from trainledger.service.requests import PlanRequest
@@ -80,6 +81,13 @@ def test_nothing_fits_is_0_and_a_count_has_no_tokens() -> None:
     assert msgspec.structs.astuple(limits(inventory, plans)) == (0, 0)
     _, plans, inventory = prepare(model="7B")
     assert msgspec.structs.astuple(limits(inventory, plans)) == (None, None)
+
+
+@pytest.mark.parametrize("engine", engine_names())
+def test_every_engine_holds_the_states_of_a_parameter_count(engine: str) -> None:
+    ran, plans, inventory = prepare(model="7B", gpus=16, engine=engine)
+    assert ran.setting.model.params_only
+    assert device_bytes(inventory, plans) > 16 * 7e9 / 16
 
 
 def test_the_most_parameters_are_those_of_the_papers_table() -> None:

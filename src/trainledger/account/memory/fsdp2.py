@@ -112,7 +112,7 @@ class Fsdp2(UnitSizes):
         first = np.where(
             own.counts[:, :, at.embedding] > 0,
             self.of(change, at.embedding),
-            np.maximum.reduce([self.of(change, slot) for slot, _ in self.inventory.layers]),
+            np.maximum.reduce([self.of(change, slot) for slot, _ in self.inventory.layers] or [self.none]),
         )
         return (first - self._shards) * self.late
 
