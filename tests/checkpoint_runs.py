@@ -17,9 +17,13 @@ import torch
 import torch.distributed as dist
 
 from parity import MODELS
+from trainledger.account.memory.outside.disk import on_disk
 from trainledger.facts.model_load import load_with_config
-from trainledger.plans.plan import make_plans
+from trainledger.facts.workload import Workload
+from trainledger.inventory.inventory import Inventory
+from trainledger.plans.plan import Scenario, make_plans
 from trainledger.plans.ranks import world_size
+from trainledger.plans.setting import make_setting
 from trainledger.runtime.batch import Batch, local_batches
 from trainledger.runtime.checkpoint import folders, saver, write
 from trainledger.runtime.checkpoint.checkpoints import Checkpoints
@@ -82,6 +86,13 @@ def ran(ask: Ask, steps: int = STEPS) -> Ran:
     seen = run_forked(world_size(ask.spec.plan), trained, ask, steps, timeout_s=60)
     assert all(one == seen[0] for one in seen)
     return seen[0]
+
+
+def predicted_bytes(spec: RunSpec) -> int:
+    """What the ledger says that the tensors of a checkpoint take."""
+    scenario = Scenario(engine="pytorch", precision=spec.precision, optimizer=spec.optimizer, recompute="none")
+    (line,) = on_disk(Inventory(make_setting(spec.model, Workload(seq=spec.seq), scenario)))
+    return line.amount
 
 
 def program_of(spec: RunSpec) -> Program:

@@ -12,14 +12,9 @@ import pytest
 import torch
 
 from checkpoint_damage import DAMAGES, Judged, copied, flip, full_disk, judged
-from checkpoint_runs import STEPS, TOLERANCE, Ask, Ran, program_of, ran, spec_of, stepped
+from checkpoint_runs import STEPS, TOLERANCE, Ask, Ran, predicted_bytes, program_of, ran, spec_of, stepped
 from command_line import answer, run
-from trainledger.account.memory.outside.disk import on_disk
 from trainledger.errors import BadInput
-from trainledger.facts.workload import Workload
-from trainledger.inventory.inventory import Inventory
-from trainledger.plans.plan import Scenario
-from trainledger.plans.setting import make_setting
 from trainledger.runtime.checkpoint.checkpoints import Checkpoints
 from trainledger.runtime.checkpoint.export import export
 from trainledger.runtime.checkpoint.folders import clear, lock, name_of, partial_of, published
@@ -186,15 +181,8 @@ def test_the_ledger_predicts_the_bytes_on_disk(kept: Kept) -> None:
     found = measured_bytes(kept.folder / NEWEST)
     spec = spec_of()
     assert found.weights_bytes == 4 * spec.model.total_params
-    assert found.payload_bytes == predicted_bytes(spec.optimizer)
+    assert found.payload_bytes == predicted_bytes(spec)
     assert found.payload_bytes < found.file_bytes
-
-
-def predicted_bytes(optimizer: str) -> int:
-    """The line of the ledger."""
-    scenario = Scenario(engine="pytorch", precision="fp32", optimizer=optimizer, recompute="none")
-    (line,) = on_disk(Inventory(make_setting(spec_of().model, Workload(seq=16), scenario)))
-    return line.amount
 
 
 def _lived_through(rank: int, root: Path) -> dict[str, object]:
