@@ -219,28 +219,31 @@ class Program:
         if self.spec.plan["tp"] > 1:
             reduce_partial_gradients(*self.decoders)
         if (group := self.world.group("embedding")) is not None:
-            reduce_tied_embedding(self.decoders, self._embedding_names, group)
+            reduce_tied_embedding(self.decoders, _embedding_names(self.spec), group)
 
     def _clip(self) -> float:
         """Scale gradients down to the limit; the norm before."""
         gradients = [
-            (kept.parameter.grad, self._copies(kept)) for kept in self.parameters if kept.parameter.grad is not None
+            (kept.parameter.grad, _copies(kept, self.spec, self.world))
+            for kept in self.parameters
+            if kept.parameter.grad is not None
         ]
         world = self.world.group("world") if self.sums_norm else None
         return clip_gradients(gradients, self.spec.clip_norm, world)
 
-    def _copies(self, kept: Kept) -> int:
-        """How many ranks of the job hold the part of a parameter that this one holds."""
-        plan = self.spec.plan
-        expert = plan["ep"] > 1 and ".*." in kept.name
-        averaging = self.world.num_averaging // (plan["ep"] if expert else 1)
-        copies = averaging if plan["zero_stage"] == 0 else plan["dp_replicate"]
-        if not cut_by(kept.parameter, "tp"):
-            copies *= plan["tp"]
-        tied_ends = self.world.group("embedding") is not None and kept.name in self._embedding_names
-        return copies * 2 if tied_ends else copies
 
-    @property
-    def _embedding_names(self) -> set[str]:
-        """The table of tokens, which both ends of a pipeline hold where it is tied."""
-        return {tensor.name for tensor in self.spec.model.embedding if tensor.role == "embedding"}
+def _copies(kept: Kept, spec: RunSpec, world: World) -> int:
+    """How many ranks of the job hold the part of a parameter that this one holds."""
+    plan = spec.plan
+    expert = plan["ep"] > 1 and ".*." in kept.name
+    averaging = world.num_averaging // (plan["ep"] if expert else 1)
+    copies = averaging if plan["zero_stage"] == 0 else plan["dp_replicate"]
+    if not cut_by(kept.parameter, "tp"):
+        copies *= plan["tp"]
+    tied_ends = world.group("embedding") is not None and kept.name in _embedding_names(spec)
+    return copies * 2 if tied_ends else copies
+
+
+def _embedding_names(spec: RunSpec) -> set[str]:
+    """The table of tokens, which both ends of a pipeline hold where it is tied."""
+    return {tensor.name for tensor in spec.model.embedding if tensor.role == "embedding"}
