@@ -172,8 +172,8 @@ def test_texts_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 def test_a_text_that_is_not_utf_8_is_refused_with_the_place(tmp_path: Path) -> None:
     path = tokenizer_json(tmp_path / "tokenizer.json")
     text = tmp_path / "a.txt"
-    text.write_bytes(TEXT.encode() + b"caf\xe9\n" + TEXT.encode())
-    with pytest.raises(BadInput, match=rf"a\.txt is not UTF-8 at byte {len(TEXT) + 3}"):
+    text.write_bytes(TEXT.encode() + b"na\xefve\n" + TEXT.encode())
+    with pytest.raises(BadInput, match=rf"a\.txt is not UTF-8 at byte {len(TEXT) + 2}"):
         prepare([text], str(path), tmp_path / "out", held_out=0.1)
     prepare([text], "bytes", tmp_path / "out", held_out=0.1)
 
