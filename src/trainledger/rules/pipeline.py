@@ -22,7 +22,7 @@ def _layers(setting: Setting, plans: Plans) -> Mask | bool:
     if setting.profile.split in EMPTY:
         sizes, index = np.unique(chunks, return_inverse=True)
         counts = (layers_per_chunk(setting.model.num_layers, size, setting.profile.split) for size in sizes.tolist())
-        return np.array([min(count) < 1 for count in counts])[index]
+        return np.array([min(count) < 1 for count in counts])[index] & (chunks > 1)
     return (chunks > _most_chunks(setting)) & (chunks > 1)
 
 
