@@ -93,6 +93,13 @@ CASES: dict[str, tuple[Any, ...]] = {
         ("3 ranks", "64 rows", "q_proj", "fp8-rowwise"),
         dense(),
     ),
+    "runtime-fp8-unit": (
+        {**FP8, "dp_shard": 2, "zero_stage": 3},
+        {**FP8, "dp_shard": 2, "zero_stage": 3},
+        ("fp8-tensorwise", "--zero 3", "nothing but matrices", "fp8-rowwise"),
+        load_model("llama-3-8b", overrides={"model_type": "olmo"}),
+        dense(),
+    ),
     "runtime-fp8-zero-bubble": (
         {**FP8, "pp": 2, "num_microbatches": 2},
         {**FP8, "pp": 2, "num_microbatches": 2, "schedule": "zero-bubble"},

@@ -152,6 +152,9 @@ def _spared(step: _Pass) -> BoolArray:
         name = spared_matrix(block)
         if name:
             spared |= (table.slots == slot) & np.array([own.endswith(name) for own in table.names])
+    if step.setting.recipe.fp8 and not step.setting.compiled:
+        # torchao's layer is one function of autograd, which keeps its inputs once it has run [torchao]
+        spared &= ~table.linear | table.expert
     return spared
 
 

@@ -96,6 +96,14 @@ def _uneven_rows_sentence(setting: Setting, row: dict[str, int]) -> str:
     )
 
 
+def _all_fp8(setting: Setting, plans: Plans) -> Mask | bool:
+    """Where a unit has nothing but matrices, FSDP2 gathers it as FP8 and not as bytes. [torch: _fsdp_collectives.py]"""
+    if setting.scenario.precision != GATHERS_FP8:
+        return False
+    only = any(all(tensor.projection and tensor.role != "expert" for tensor in b.tensors) for b in setting.model.blocks)
+    return (plans.zero_stage > 0) & (sharding.shard_group(plans, expert=False) > 1) & only
+
+
 def _splits_backward(setting: Setting, plans: Plans) -> Mask | bool:
     return _fp8(setting) & (plans.pp > 1) & (setting.scenario.schedule == "zero-bubble")
 
@@ -127,6 +135,17 @@ RULES: tuple[Rule, ...] = (
         source="PyTorch distributed/fsdp/_fully_shard/_fsdp_param.py all_gather_inputs at 2.13.0",
         broken=_uneven_rows,
         sentence=_uneven_rows_sentence,
+    ),
+    Rule(
+        id="runtime-fp8-unit",
+        severity="refuse",
+        scope="runtime",
+        source="PyTorch csrc/distributed/c10d/ProcessGroupGloo.hpp at 2.13.0: no FP8 among the types that gloo sends",
+        broken=_all_fp8,
+        sentence=(
+            "--precision {precision} at --zero {zero_stage}: blocks of {model} have nothing but matrices, so FSDP2 "
+            "gathers them as FP8 tensors, which gloo does not send; use --precision fp8-rowwise, or --zero 0"
+        ),
     ),
     Rule(
         id="runtime-fp8-zero-bubble",

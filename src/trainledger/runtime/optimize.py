@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.tensor import DTensor, Shard
 
 from trainledger.runtime.observe.tensors import local_part
@@ -55,6 +56,10 @@ def _eight_bits(name: str, lists: list[dict[str, Any]], **settings: Any) -> torc
     [torchao 0.18.0: optim/adam.py]
     """
     torchao = quiet_import("torchao.optim")
+    # the codes of 8 bits are made once, from numbers, which the tensors of a dry run have not
+    with unset_fake_temporarily():
+        torchao.subclass_8bit.get_qmap_signed()
+        torchao.subclass_8bit.get_qmap_unsigned()
     optimizer: torch.optim.Optimizer = {"adamw-8bit": torchao.AdamW8bit, "adamw-fp8": torchao.AdamWFp8}[name](
         lists, **settings
     )

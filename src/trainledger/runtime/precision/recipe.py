@@ -41,7 +41,7 @@ class Recipe:
     @property
     def scale(self) -> float | None:
         """What the loss is multiplied by; None where it is not."""
-        return None if self.scaler is None else self.scaler.get_scale()
+        return None if self.scaler is None else self.scaler.scale_now
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide all gradients by the scale, before they are clipped, and learn whether all of the job are finite."""

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from trainledger.errors import BadInput
 from trainledger.runtime.observe.tensors import local_part
 from trainledger.runtime.spec import Scaling
-from trainledger.runtime.tensors import Kept
+from trainledger.runtime.tensors import Kept, value_of
 
 MOST_NAMED = 8
 """Layers that an error names; it counts the rest."""
@@ -75,14 +75,22 @@ class WorldScaler(torch.amp.GradScaler):
         """
         # private: GradScaler keeps what it found per optimizer, and tells nobody
         found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
-        skipped = any(bool(value.item()) for value in found)
-        if skipped and self.get_scale() <= self.minimum:
+        skipped = any(value_of(value) > 0 for value in found)
+        if skipped and self.scale_now <= self.minimum:
             raise BadInput(self._at_minimum(_not_finite(parameters)))
-        self.step(optimizer)
+        if not skipped:
+            # gradients are unscaled, so there is nothing that an optimizer should be told by its own scaler
+            optimizer.step()
         self.update()
-        if self.get_scale() < self.minimum:
+        if self.scale_now < self.minimum:
             self.update(self.minimum)
         return skipped
+
+    @property
+    def scale_now(self) -> float:
+        """What the loss is multiplied by; of a dry run, whose tensors are fake, not a number."""
+        assert self._scale is not None, "made with the scaler"
+        return value_of(self._scale)
 
     def kept(self) -> tuple[torch.Tensor, ...]:
         """The scale, and the steps since it grew."""
