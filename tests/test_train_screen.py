@@ -59,6 +59,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "train_stopped.txt": {
         "how": "stopped",
+        "checkpoints": tuple(Written(step=step, bytes=1 << 20, blocked_s=0.25) for step in range(1, 9)),
         "steps": 4,
         "scale": 32768.0,
         "skipped": 1,

@@ -6,13 +6,14 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 
-from trainledger.report.document import BLANK, Column, Document, Style, Table, Text, left, table
+from trainledger.report.document import BLANK, Column, Document, Style, Text, left, table
 from trainledger.report.words import Answer, assumed, degrees, engine, notes, percent, whole
 from trainledger.units import format_bytes
 
 AXES = ("tp", "pp", "vpp", "cp", "ep", "dp", "dp_replicate", "mbs", "num_microbatches")
 WIDTH = 116
 MOST_SAID = 10
+MOST_CHECKPOINTS = 5
 MOST_LOST = 5
 """Operands of layers that casts to FP8 lost most of; --json has all."""
 WRONG = ("differs", "beyond", "missing")
@@ -22,7 +23,7 @@ def document(answer: Answer) -> Document:
     """The whole answer, how it ended last."""
     found: Document = [*_header(answer), BLANK, *_learned(answer), BLANK, *_products(answer)]
     if answer["checkpoints"]:
-        found += [BLANK, _checkpoints(answer)]
+        found += [BLANK, *_checkpoints(answer)]
     if answer["lines"]:
         found += [BLANK, *_predicted(answer)]
     if answer["said"]:
@@ -88,12 +89,18 @@ def _products(answer: Answer) -> Document:
     return found
 
 
-def _checkpoints(answer: Answer) -> Table:
+def _checkpoints(answer: Answer) -> Document:
+    every = answer["checkpoints"]
     columns = [Column("checkpoint after step"), Column("bytes"), Column("training waited")]
     rows = [
-        [whole(one["step"]), format_bytes(one["bytes"]), f"{one['blocked_s']:.3f} s"] for one in answer["checkpoints"]
+        [whole(one["step"]), format_bytes(one["bytes"]), f"{one['blocked_s']:.3f} s"]
+        for one in every[-MOST_CHECKPOINTS:]
     ]
-    return table(columns, rows)
+    found: Document = [table(columns, rows)]
+    if len(every) > MOST_CHECKPOINTS:
+        waited = sum(one["blocked_s"] for one in every)
+        found.append(Text(f"the last of {whole(len(every))}, for which training waited {waited:.3f} s in all", "dim"))
+    return found
 
 
 def _predicted(answer: Answer) -> Document:
