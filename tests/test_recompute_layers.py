@@ -96,6 +96,41 @@ def test_arithmetic_and_messages_are_those_of_the_layers_that_run_again(model: M
     assert (calls[1].out_bytes - calls[0].out_bytes) * model.num_layers == calls[2].out_bytes - calls[0].out_bytes
 
 
+def test_a_region_keeps_one_input_and_runs_again_whole() -> None:
+    deep = dense(layers=12)
+    one, four = (held(recomputing(0, model=deep, recompute=how)) for how in ("full", "uniform-4"))
+    each = int(one.saved[0, 0] - held(recomputing(0, model=dense(layers=11))).saved[0, 0])
+    assert int(one.saved[0, 0] - four.saved[0, 0]) == (12 - 3) * each
+    labels = [place.label for place in four.places]
+    again = four.places[labels.index("backward of the last region of 4 layers")]
+    kept = int(held(recomputing(0, model=dense(layers=1), recompute="none")).saved[0, 0])
+    once = int(one.places[[place.label for place in one.places].index("backward of the last layer")].walked[0, 0])
+    beside = int(held(recomputing(0, model=dense(layers=1))).saved[0, 0]) - each
+    # three more layers keep what a layer that is not recomputed does; the region's input is one of them
+    assert int(again.walked[0, 0]) == once + 3 * (kept - beside)
+
+
+def test_the_last_region_of_a_virtual_stage_may_be_short() -> None:
+    deep, words = dense(layers=20), {"schedule": "interleaved"}
+    columns: dict[str, object] = {"pp": 2, "vpp": 2}
+    full, some = (held(recomputing(0, model=deep, recompute=how, **words), **columns) for how in ("full", "uniform-2"))
+    # of five layers three regions
+    assert int(full.saved[0, 0]) > int(some.saved[0, 0]) > int(full.saved[0, 0]) * 3 // 5 - 1
+
+
+@pytest.mark.parametrize("how", ["full", "uniform-2"])
+def test_regions_repeat_the_arithmetic_of_every_layer(how: str) -> None:
+    found = step_flop(Inventory(recomputing(0, recompute=how)), plan_of())
+    whole = step_flop(Inventory(recomputing(0)), plan_of())
+    assert all((np.asarray(found[name]) == np.asarray(amount)).all() for name, amount in whole.items())
+
+
+def test_the_allocator_is_asked_for_regions() -> None:
+    setting, plan = recomputing(0, model=dense(layers=10), recompute="uniform-4"), plan_of(num_microbatches=4)
+    asked = reserved_of(Inventory(setting), plan, expandable=True).max_allocated
+    assert asked == pytest.approx(int(stage_memory(Inventory(setting), plan).allocated[0]), rel=0.02)
+
+
 def test_every_second_layer_runs_its_own_half_again() -> None:
     flop: list[int] = []
     for how in ("none", "every-2", "full"):

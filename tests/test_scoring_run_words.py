@@ -157,7 +157,7 @@ def test_a_number_in_a_phrase_is_read() -> None:
         ("primus-megatron", "2025", "megatron"),
         ("Megatron-LM+DeepSpeed ZeRO-3", "2021", "deepspeed"),
         ("deepspeed + transformers", "2024", "deepspeed"),
-        ("fms-fsdp (PyTorch FSDP1)", "2024", "pytorch"),
+        ("fms-fsdp (PyTorch FSDP1)", "2024", "fsdp1"),
         ("HF Trainer, transformers 4.49", "2025", "pytorch"),
     ],
 )
@@ -194,7 +194,7 @@ def test_dates_choose_between_readings() -> None:
         ("Megatron-LM", "Megatron-LM 23e00ed (core 0.14) + TE 2.11", "", "0.14", False),
         ("megatron-core", "Megatron-Core r0.8.0", "", "0.8.0", False),
         ("megatron-core", "MCore 0.5, PyTorch 2.5", "", "", True),
-        ("DeepSpeed", "DeepSpeed 0.14.2, PyTorch 2.2.0", "2024", "", True),
+        ("DeepSpeed", "DeepSpeed 0.14.2, PyTorch 2.2.0", "2024", "0.14.2", False),
         ("DeepSpeed", "v0.17", "", "", False),
         ("FSDP2", "torch 2.7.0a0", "", "2.7.0", False),
         ("torchtitan", "torchtitan v0.2.0", "2026-08", "0.2.0", False),

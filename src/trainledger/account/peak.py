@@ -7,7 +7,7 @@ import numpy as np
 
 from trainledger.account.memory import StageMemory, stage_memory
 from trainledger.account.shares import shares
-from trainledger.account.states import StateAccount, alive_at, buffer_bytes, on_host, plan_mask
+from trainledger.account.states import alive_at, buffer_bytes, on_host, plan_mask
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tensors import BoolArray
 from trainledger.lines import BASES, Basis
@@ -68,7 +68,7 @@ def peak_of(memory: StageMemory, plan: int = 0) -> Peak:
         total_bytes=int(memory.total(place)[plan, where]),
         to_come_bytes=int(memory.to_come(place)[row, where]),
         beside_bytes=int(memory.beside[plan]),
-        host_bytes=int(memory.states.host[row, where]),
+        host_bytes=int(memory.host[plan, where]),
     )
 
 
@@ -77,13 +77,13 @@ def single_peak(inventory: Inventory, plans: Plans) -> Peak:
     return peak_of(stage_memory(inventory, plans))
 
 
-def host_holds(setting: Setting, plans: Plans, account: StateAccount) -> BoolArray:
+def host_holds(setting: Setting, plans: Plans, memory: StageMemory) -> BoolArray:
     """[plans]: where a rank's share of its node's memory holds what is offloaded; everywhere if it is not known."""
     cluster = setting.cluster
     if cluster is None or cluster.host_bytes is None:
         return np.ones(len(plans), dtype=np.bool_)
     share = cluster.host_bytes // np.minimum(cluster.gpus_per_node, plans.gpus)
-    return account.host.max(axis=1)[account.index] <= share
+    return memory.host.max(axis=1) <= share
 
 
 def by_basis(inventory: Inventory, plans: Plans, peak: Peak) -> dict[Basis, int]:

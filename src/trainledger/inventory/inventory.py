@@ -103,7 +103,7 @@ class Inventory:
         layers = held[:, :, [slot for slot, _ in self.layers]]
         if setting.recomputed_every > 1:
             return layers // setting.recomputed_every
-        if setting.scenario.recompute != "full":
+        if not setting.recomputes_all:
             return np.zeros_like(layers)
         if setting.scenario.recompute_layers:
             pairs, inverse = plans.distinct(("pp", "vpp"))

@@ -28,7 +28,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     precision                   a recipe of the profile, such as bf16 or fp8-delayed
     grad_dtype                  dtype gradients are kept and reduced in; "" is the engine's own default
     optimizer                   a name of profiles/optimizers.toml
-    recompute                   none | full | selective: parts of a block | every-N: all of every N-th layer
+    recompute                   none | full | selective: parts of a block | every-N: all of every N-th layer |
+                                uniform-N: regions of N layers, each of which keeps the input of its first
     recompute_parts             which parts selective recomputes, in the engine's words; () is the engine's own choice
     recompute_layers            layers of each virtual stage that full recomputes, from its first; 0: all
     loss                        how the loss is computed; "" is the engine's own way
@@ -43,7 +44,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                                 them; "" is balanced, with the worst as an upper bound
     frozen_dtype                dtype of weights that do not train; "" is the engine's own
     reduce_bucket               elements of a gradient bucket; 0 is the engine's default
-    offload                     what lives in host memory: optimizer, parameters
+    offload                     what lives in host memory: optimizer, parameters, activations
     pp_layout                   layers of each virtual stage in order; () is the engine's own split
     """
 

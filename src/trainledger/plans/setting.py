@@ -22,6 +22,10 @@ NODE_GPUS = 8
 
 EVERY = "every-"
 """Begins a word of --recompute that ends in a number of layers."""
+MOST_DIGITS = 6
+"""Of that number: no model has a million layers."""
+UNIFORM = "uniform-"
+"""Begins the word for regions of so many layers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,19 @@ class Setting:
             case "selective":
                 return self.scenario.recompute_parts or self.profile.memory.selective
             case _:
-                return ()
+                return ("full",) if self.recomputed_region > 1 else ()
+
+    @property
+    def recomputes_all(self) -> bool:
+        """Whether layers are recomputed whole, each by itself or regions of several; every so-manieth alone is not."""
+        return self.scenario.recompute == "full" or self.recomputed_region > 1
+
+    @property
+    def recomputed_region(self) -> int:
+        """Layers that are recomputed together, of which the first alone keeps its input: N of uniform-N, else 1."""
+        word = self.scenario.recompute
+        count = word.removeprefix(UNIFORM) if word.startswith(UNIFORM) else ""
+        return int(count) if count.isascii() and count.isdigit() and len(count) <= MOST_DIGITS else 1
 
     def allocator(self, gpus: int) -> str:
         """How PyTorch's allocator grows: as the scenario says, or as the engine's launcher sets it where a card can.

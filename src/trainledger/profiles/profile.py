@@ -134,8 +134,6 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     least_capability       CUDA compute capability from which the recipe runs; "": any
     scaled_loss            the loss is scaled, and each step all ranks of the job agree whether a gradient is not finite
     weight_scales          after each step scales of the weights that are gathered in FP8 are computed, all together
-    scaled_loss            the loss is scaled, and each step all ranks of the job agree whether a gradient is not finite
-    weight_scales          after each step scales of the weights that are gathered in FP8 are computed, all together
     """
 
     weight: str
@@ -155,8 +153,6 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     full_master: bool = False
     accelerator_dtype: str = ""
     least_capability: str = ""
-    scaled_loss: bool = False
-    weight_scales: bool = False
     scaled_loss: bool = False
     weight_scales: bool = False
 
@@ -287,6 +283,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Keeping something in host memory: possible from zero_stage `zero`; moves whole categories where no row says.
 
     needs   what must be offloaded too
+    cites   keys of data/references.toml, where no row of the states table has them
     pinned  of the categories that it moves, those that lie in page-locked memory, each tensor a storage
     """
 
@@ -294,6 +291,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     moves: tuple[Category, ...] = ()
     pinned: tuple[Category, ...] = ()
     needs: str = ""
+    cites: tuple[str, ...] = ()
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from trainledger.facts.model import routed
 from trainledger.plans.plan import Plans
-from trainledger.plans.setting import EVERY, Setting
+from trainledger.plans.setting import EVERY, MOST_DIGITS, UNIFORM, Setting
 from trainledger.profiles import engine_names, load_profile, releases
-from trainledger.rules.rule import Rule
+from trainledger.rules.rule import Mask, Rule
 
 WORDS = ("none", "full", "selective")
 """What --recompute may say; of the last each engine says itself whether it has it, and of every N-th layer."""
 
 
-EVERY_DIGITS = 6
-"""Of the N of every-N: no model has a million layers."""
 HALF = "blocks of attention or a network alone"
 """What only stacks of state-space models are made of: an engine that lacks the one has no code for the other."""
 
@@ -79,9 +77,12 @@ def _recompute(setting: Setting, plans: Plans) -> bool:
     word = setting.scenario.recompute
     if word in WORDS:
         return False
-    every = word.removeprefix(EVERY) if word.startswith(EVERY) else ""
-    counts = every.isascii() and every.isdigit() and len(every) <= EVERY_DIGITS and int(every) > 1
-    return not (counts and setting.profile.memory.recompute_every)
+    memory = setting.profile.memory
+    for prefix, possible in ((EVERY, memory.recompute_every), (UNIFORM, memory.recompute_uniform)):
+        count = word.removeprefix(prefix) if word.startswith(prefix) else ""
+        if count.isascii() and count.isdigit() and len(count) <= MOST_DIGITS and int(count) > 1:
+            return not possible
+    return True
 
 
 def _recompute_sentence(setting: Setting, row: dict[str, int]) -> str:
@@ -93,6 +94,7 @@ def _recompute_sentence(setting: Setting, row: dict[str, int]) -> str:
     memory = setting.profile.memory
     words = [word for word in WORDS if word != "selective" or memory.recomputes]
     every = "every-2 and so on" + ("" if memory.recompute_every else f" with {have}")
+    words += ["uniform-2 and so on"] if memory.recompute_uniform else []
     return (
         f"--recompute {setting.scenario.recompute} is not something {setting.profile.name} does; use "
         f"{', '.join(words)}, or {every}"
@@ -153,6 +155,38 @@ def _layers_sentence(setting: Setting, row: dict[str, int]) -> str:
     )
 
 
+def _regions(setting: Setting, plans: Plans) -> Mask:
+    """Regions of several layers that are not all of one kind, or longer than a virtual stage."""
+    size, kinds = setting.recomputed_region, len(setting.model.blocks) + int(setting.workload.mtp)
+    longer = size > setting.model.num_layers // (plans.pp * plans.vpp)
+    return (size > 1) & ((kinds > 1) | longer)
+
+
+def _regions_sentence(setting: Setting, row: dict[str, int]) -> str:
+    size, stages = setting.recomputed_region, row["pp"] * row["vpp"]
+    if len(setting.model.blocks) + int(setting.workload.mtp) > 1:
+        return (
+            f"--recompute {setting.scenario.recompute}: {setting.model.name} has layers of several kinds, and "
+            "regions of them are not accounted for; use --recompute full"
+        )
+    return (
+        f"--recompute {setting.scenario.recompute}: a region of {size} layers is more than the "
+        f"{setting.model.num_layers // stages} of a virtual stage; write a smaller number, or use --recompute full"
+    )
+
+
+def _offloads(setting: Setting) -> bool:
+    return "activations" in setting.scenario.offload
+
+
+def _offload_pipeline(setting: Setting, plans: Plans) -> Mask:
+    return (plans.pp > 1) & _offloads(setting)
+
+
+def _offload_recompute(setting: Setting, plans: Plans) -> bool:
+    return _offloads(setting) and setting.scenario.recompute != "none"
+
+
 ALLOCATORS = ("default", "expandable")
 
 
@@ -184,6 +218,37 @@ def _routing_sentence(setting: Setting, row: dict[str, int]) -> str:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        id="recompute-regions",
+        severity="refuse",
+        scope="engine",
+        source="Megatron core/transformer/transformer_config.py at d98e8a64dd, recompute_num_layers",
+        broken=_regions,
+        sentence=_regions_sentence,
+    ),
+    Rule(
+        id="offload-activations-pp",
+        severity="refuse",
+        scope="engine",
+        source="Megatron core/transformer/transformer_config.py at d98e8a64dd, cpu_offloading",
+        broken=_offload_pipeline,
+        sentence=(
+            "--offload activations with pp={pp}: what several micro-batches keep is not offloaded; set pp to 1, or "
+            "leave activations out"
+        ),
+    ),
+    Rule(
+        id="mg-offload-recompute",
+        severity="refuse",
+        scope="engine",
+        source="Megatron core/transformer/transformer_config.py at d98e8a64dd, cpu_offloading",
+        broken=_offload_recompute,
+        sentence=lambda setting, row: (
+            f"--offload activations with --recompute {setting.scenario.recompute}: Megatron offloads nothing where "
+            "anything is recomputed; use --recompute none, or leave activations out"
+        ),
+        engines=("megatron",),
+    ),
     Rule(
         id="routing",
         severity="refuse",

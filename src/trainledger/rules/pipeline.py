@@ -136,7 +136,7 @@ def _recomputed_again(setting: Setting, plans: Plans) -> Mask:
 
     [torch: distributed/pipelining/_backward.py stage_backward_weight, utils/checkpoint.py]
     """
-    zero_bubble = setting.scenario.schedule == "zero-bubble" and setting.scenario.recompute == "full"
+    zero_bubble = setting.scenario.schedule == "zero-bubble" and setting.recomputes_all
     return (plans.pp > 1) & zero_bubble
 
 

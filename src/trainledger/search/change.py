@@ -66,7 +66,7 @@ def smallest_change(setting: Setting, plans: Plans, gbs: int) -> Change | None:
         inventory = Inventory(changed)
         memory = stage_memory(inventory, chosen)
         # what the allocator reserves beside is asked of those alone that fit without it
-        likely = np.nonzero((memory.device <= usable) & host_holds(changed, chosen, memory.states))[0].tolist()
+        likely = np.nonzero((memory.device <= usable) & host_holds(changed, chosen, memory))[0].tolist()
         first = _first(likely, partial(_fits, inventory, chosen, usable))
         if first >= 0:
             return Change(

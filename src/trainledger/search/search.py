@@ -208,7 +208,7 @@ def _score(inventory: Inventory, plans: Plans, rejected: dict[str, int]) -> list
             memory = stage_memory(inventory, legal)
             account, total = memory.states, memory.device
             states = np.maximum.reduce([account.at(instant).max(axis=1) for instant in INSTANTS])[account.index]
-            host = host_holds(inventory.setting, legal, account)
+            host = host_holds(inventory.setting, legal, memory)
             _, data, model = wire_totals(inventory, legal)
             wire = (data + model).max(axis=1)
             scored.append(_Scored(inventory=inventory, plans=legal, total=total, states=states, host=host, wire=wire))

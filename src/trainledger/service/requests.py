@@ -55,7 +55,7 @@ Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "z
 Attention = Literal["flash", "eager"]
 Switch = Literal["on", "off"]
 CpComm = Literal["ring", "all_to_all", "all_gather"]
-Offload = Literal["optimizer", "parameters"]
+Offload = Literal["optimizer", "parameters", "activations"]
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -148,7 +148,9 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
     mbs: Annotated[int | None, flag("Sequences in one micro-batch [1].", "N")] = None
     recompute: Annotated[
         str | None,
-        flag("Which activations are computed again: none, full, selective, or every-2 and so on [full].", "HOW"),
+        flag(
+            "Which activations are computed again: none, full, selective, every-2 or uniform-2 and so on [full].", "HOW"
+        ),
     ] = None
     recompute_parts: Annotated[
         tuple[str, ...] | None,
@@ -189,7 +191,7 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
     ] = None
     offload: Annotated[
         tuple[Offload, ...] | None,
-        flag("What lives in host memory: optimizer, parameters, or none [none].", "WHAT,..."),
+        flag("What lives in host memory: optimizer, parameters, activations, or none [none].", "WHAT,..."),
     ] = None
     attention: Annotated[
         Attention | None, flag("Whether attention scores are ever held in memory (eager) [flash].")

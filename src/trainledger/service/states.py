@@ -237,7 +237,7 @@ def _fewest_gpus(run: Run, inventory: Inventory, usable: int) -> dict[str, int |
         return fewest
     chosen = plans.take(rows)
     memory = stage_memory(inventory, chosen)
-    fits = (memory.device <= usable) & host_holds(run.setting, chosen, memory.states)
+    fits = (memory.device <= usable) & host_holds(run.setting, chosen, memory)
     for stage in stages:
         rows = np.nonzero(fits & (chosen.zero_stage == stage))[0]
         fewest[str(stage)] = _first(inventory, chosen.take(rows[np.argsort(chosen.gpus[rows], kind="stable")]), usable)

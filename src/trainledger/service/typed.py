@@ -108,7 +108,7 @@ def _complaint(message: str, values: dict[str, Any], kind: type[msgspec.Struct])
     >>> _complaint("Expected `int | null`, got `str` - at `$.gpus`", {"gpus": "many"}, RunRequest)
     "gpus is 'many': expected `int`, got `str`"
     >>> _complaint("Invalid enum value 'cpu' - at `$.offload[0]`", {"offload": ["cpu"]}, RunRequest)
-    "offload is ['cpu']: invalid enum value 'cpu'; write optimizer or parameters"
+    "offload is ['cpu']: invalid enum value 'cpu'; write optimizer or parameters or activations"
     """
     where = _AT.search(message)
     key = where[1].partition("[")[0] if where else ""

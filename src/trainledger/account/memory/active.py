@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainledger.account.memory.engines import PASSING
+from trainledger.account.memory.layers import on_card, regions
 from trainledger.account.memory.passing import Part
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
@@ -64,10 +65,14 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Active:
-    """places: in the order of a step; saved: [plans, rows] what all micro-batches in flight keep at the turn."""
+    """places: in the order of a step; [plans, rows] each what all micro-batches in flight keep at the turn.
+
+    saved   on the card; host: in host memory
+    """
 
     places: tuple[Place, ...]
     saved: IntArray
+    host: IntArray
 
 
 def active(inventory: Inventory, plans: Plans) -> Active:
@@ -75,7 +80,8 @@ def active(inventory: Inventory, plans: Plans) -> Active:
     counts, pp_stage = inventory.stage_counts(plans)
     setting = inventory.setting
     if (setting.model.params_only and not setting.model.blocks) or not setting.profile.activations:
-        return Active(places=tuple(_idle(np.zeros_like(pp_stage))), saved=np.zeros_like(pp_stage))
+        nothing = np.zeros_like(pp_stage)
+        return Active(places=tuple(_idle(nothing)), saved=nothing, host=nothing)
     sorts = alike(inventory, plans)
     if len(sorts) == 1:
         return _Stages(inventory, plans, counts, pp_stage).active()
@@ -100,7 +106,8 @@ def _joined(parts: Sequence[Active], rows: Sequence[IntArray]) -> Active:
         )
         for same in zip(*(part.places for part in parts), strict=True)
     )
-    return Active(places=places, saved=np.concatenate([part.saved for part in parts])[order])
+    saved, host = (np.concatenate([getattr(part, name) for part in parts])[order] for name in ("saved", "host"))
+    return Active(places=places, saved=saved, host=host)
 
 
 def received_bytes(inventory: Inventory, plans: Plans, counts: IntArray) -> IntArray:
@@ -156,7 +163,7 @@ def _idle(kept: IntArray) -> list[Place]:
 class _Kind(NamedTuple):
     """Layers that run alike.
 
-    layers   [plans, rows]: how many a stage has
+    layers   [plans, rows]: how many a stage has, or regions of them that its tape is of, on the card
     earlier  [plans, rows]: bytes that others of its slot keep before its first, in its chunk; later: after its last
     """
 
@@ -172,7 +179,8 @@ def _kinds(parts: Parts, slots: Sequence[int], counts: IntArray, chosen: IntArra
     """The kinds of layers of a model; where only some run as their kind does, `chosen`, the others are one more."""
     for index, (slot, tape) in enumerate(zip(slots, parts.blocks, strict=True)):
         name = "layer" if len(slots) == 1 else f"layer of kind {index + 1}"
-        layers = counts[:, :, slot]
+        name = f"region of {parts.region} layers" if parts.region > 1 else name
+        layers = regions(counts[:, :, slot], vpp, parts.region)
         if not parts.between:
             yield _Kind(name, slot, tape, layers)
             continue
@@ -212,7 +220,12 @@ class _Stages:
         self.overlaps = PASSING[inventory.setting.profile.memory.passing].overlaps
         self.counts = counts
         slots, vpp = [slot for slot, _ in inventory.layers], plans.vpp[:, None]
-        self.kinds = list(_kinds(self.parts, slots, counts, inventory.recomputed(plans), vpp))
+        whole_kinds = list(_kinds(self.parts, slots, counts, inventory.recomputed(plans), vpp))
+        self.kinds = [kind._replace(layers=on_card(inventory.setting, kind.layers)) for kind in whole_kinds]
+        away = zip(whole_kinds, self.kinds, strict=True)
+        self.host = sum(
+            (whole.tape.saved[:, None] * (whole.layers - kind.layers) for whole, kind in away), np.zeros_like(pp_stage)
+        )
         self.losses = inventory.losses(counts)
         self.embeds = counts[:, :, self.at.embedding] > 0
         self.embedded = self.embeds * self.parts.embedding.saved[:, None]
@@ -268,7 +281,7 @@ class _Stages:
     def active(self) -> Active:
         places = [*self._forward(), *self._output(), *self._backward(), *_idle(self.received)]
         saved = self.others + self.chunk + self.losses * self.parts.final.saved[:, None]
-        return Active(places=tuple(places), saved=saved)
+        return Active(places=tuple(places), saved=saved, host=self.host)
 
     def _peak(self, tape: Tape, phase: Literal["forward", "backward"]) -> tuple[IntArray, IntArray]:
         if phase == "forward":

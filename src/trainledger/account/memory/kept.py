@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainledger.account.memory.layers import on_card, regions
 from trainledger.account.memory.stage import StageMemory
 from trainledger.inventory.blocks import parts_of
 from trainledger.inventory.inventory import Inventory
@@ -33,9 +34,9 @@ def kept_words(inventory: Inventory, plans: Plans, stages: StageMemory, index: i
 def _layers(inventory: Inventory, plans: Plans, row: int) -> Iterator[tuple[int, int]]:
     """(layers of a stage, bytes that each keeps) of every kind that it has."""
     parts, counts = parts_of(inventory, plans), inventory.stage_counts(plans)[0]
-    again = inventory.recomputed(plans)
+    again, vpp = inventory.recomputed(plans), plans.vpp[:, None]
     for index, ((slot, _), tape) in enumerate(zip(inventory.layers, parts.blocks, strict=True)):
-        count = int(counts[0, row, slot])
+        count = int(on_card(inventory.setting, regions(counts[:, :, slot], vpp, parts.region))[0, row])
         chosen = int(again[0, row, index]) if parts.between else count
         if chosen:
             yield chosen, int(tape.saved[0])

@@ -192,11 +192,11 @@ def _least(inventory: Inventory, plans: Plans) -> int:
     except TrainledgerError:
         # what cannot be counted is more than any card has
         return REFUSED
-    return int(memory.device[0]) if host_holds(inventory.setting, plans, memory.states)[0] else REFUSED
+    return int(memory.device[0]) if host_holds(inventory.setting, plans, memory)[0] else REFUSED
 
 
 def _fits(inventory: Inventory, plans: Plans) -> BoolArray:
     """[plans]."""
     memory = stage_memory(inventory, plans)
-    held = (memory.device <= _usable(inventory.setting)) & host_holds(inventory.setting, plans, memory.states)
+    held = (memory.device <= _usable(inventory.setting)) & host_holds(inventory.setting, plans, memory)
     return np.asarray(held & passing(REFUSALS, inventory.setting, plans))

@@ -20,7 +20,9 @@ from trainledger.account.memory.fsdp2_run import Fsdp2Run
 from trainledger.account.memory.fsdp2_units import asked_for, units_of
 from trainledger.account.memory.knobs import Knobs
 from trainledger.account.memory.knobs_run import KnobsRun
+from trainledger.account.memory.layers import offloads
 from trainledger.account.memory.nanotron import WaitingGradients
+from trainledger.account.memory.offload_run import OffloadRun
 from trainledger.account.memory.passing import Passing
 from trainledger.account.memory.placed import Placed
 from trainledger.account.memory.run import Engine, Layer, Requests, Run, Stage, States
@@ -67,7 +69,8 @@ def events_of(inventory: Inventory, plans: Plans, row: int, *, steps: int = STEP
     passing = passing_of(inventory, own)
     left_out = asked_for if _by_unit(passing) else passes
     states = States(requests, standings(inventory, own, row, left_out), stage.layers)
-    run = Run(requests, stage, states, _engine(passing, requests, row, stage))
+    made = OffloadRun if offloads(inventory.setting) else Run
+    run = made(requests, stage, states, _engine(passing, requests, row, stage))
     run.start()
     for _ in range(steps):
         run.step()
@@ -137,7 +140,7 @@ class _Parts:
     def __init__(self, inventory: Inventory, plans: Plans) -> None:
         self.setting, self.at = inventory.setting, inventory.table.at
         tapes = parts_of(inventory, plans)
-        self.every, self.first = tapes.every, tapes.first
+        self.every, self.first, self.region = tapes.every, tapes.first, tapes.region
         self.standing, self.beside = int(np.max(tapes.standing)), int(np.max(tapes.beside))
         gradients = self.setting.profile.memory.unit_gradients
         self.blocks, self.between = (
@@ -154,10 +157,13 @@ class _Parts:
         per_chunk = layers_per_chunk(model.num_layers, chunks, split, layout, compute_costs(model))
         seen = [0] * len(self.blocks)
         there: list[tuple[tuple[int, ...], Script]] = [((at.embedding,), self.embedding)] if chunk == 0 else []
-        for place, kind in enumerate(kinds[layer] for layer in layers_of(chunk, per_chunk)):
+        chosen = [kinds[layer] for layer in layers_of(chunk, per_chunk)]
+        for place in range(0, len(chosen), self.region):
+            kind, members = chosen[place], chosen[place : place + self.region]
             seen[kind] += 1
             between = seen[kind] % self.every or 0 < self.first <= place
-            there.append(((kind + 1,), self.between[kind] if between else self.blocks[kind]))
+            slots = tuple(member + 1 for member in members)
+            there.append((slots, self.between[kind] if between else self.blocks[kind]))
         if chunk == chunks - 1:
             there.append((tuple(slot for slot in (at.final, at.copy) if counts[slot]), self.final))
             more = [((at.mtp,), self.blocks[-1]), ((), self.final)] if counts[at.mtp] else []

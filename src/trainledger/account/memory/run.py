@@ -161,7 +161,7 @@ class Engine:
 
 
 @dataclasses.dataclass(slots=True)
-class _Ran:
+class Ran:
     """A part between its forward and its backward. given: what it reads; owned: for it to let go of; base: its ids."""
 
     layer: Layer
@@ -185,7 +185,7 @@ class Run:
 
     def __init__(self, requests: Requests, stage: Stage, states: States, engine: Engine) -> None:
         self.requests, self.stage, self.states, self.engine = requests, stage, states, engine
-        self.going: dict[tuple[int, int], tuple[list[_Ran], int]] = {}
+        self.going: dict[tuple[int, int], tuple[list[Ran], int]] = {}
         self.late: dict[tuple[int, int], list[int]] = {}
         self.splits = any(op.kind == "weight" for op in stage.ops)
 
@@ -197,6 +197,12 @@ class Run:
         if self.stage.received:
             each = max(max(layer.script.input_bytes, layer.script.output_bytes) for layer in self.stage.layers)
             self.requests.alloc([each] * (self.stage.received // each))
+
+    def has_run(self, ran: list[Ran]) -> None:
+        """The last of these parts has run forward."""
+
+    def runs_backward(self, ran: list[Ran], index: int) -> None:
+        """The part at this place is about to run backward."""
 
     def step(self) -> None:
         """One optimizer step."""
@@ -223,7 +229,7 @@ class Run:
         self.engine.end_of_step()
 
     def _forward(self, chunk: int, microbatch: int) -> None:
-        ran: list[_Ran] = []
+        ran: list[Ran] = []
         current, owned = -1, True
         for layer in self.stage.chunks[chunk]:
             script = layer.script
@@ -235,9 +241,10 @@ class Run:
                 standing = bool(self.stage.received) and not ran
                 current, owned = (-1, False) if standing else (self.requests.alloc([script.input_bytes])[0], True)
             base = self.requests.ids(script.size)
-            ran.append(_Ran(layer, base, current, owned, linked))
+            ran.append(Ran(layer, base, current, owned, linked))
             self.requests.play(script.forward, base, current if owned else -1, -1)
             self.engine.after_forward(layer)
+            self.has_run(ran)
             current, owned = ran[-1].name(script.output, -1), not script.keeps_output
         self.engine.end_of_forward()
         handed = current if owned else -1
@@ -251,6 +258,7 @@ class Run:
         gradient, lowest = -1, ran[0].layer.script.input < 0
         for below, part in reversed(list(enumerate(ran))):
             layer, script = part.layer, part.layer.script
+            self.runs_backward(ran, below)
             self.engine.before_backward(layer)
             if last and below <= lowest:
                 self.states.make("last backward")

@@ -65,6 +65,11 @@ class StageMemory:
         return self.active.saved[self.which]
 
     @property
+    def host(self) -> IntArray:
+        """[plans, rows]: states and activations in host memory."""
+        return self.states.host[self.states.index] + self.active.host[self.which]
+
+    @property
     def allocated(self) -> IntArray:
         """[plans]: the most that any rank has allocated."""
         most = self.total(0).max(axis=1)

@@ -17,6 +17,7 @@ class Parts:
     standing  [plans]: bytes that every stage keeps for the whole run
     beside    [plans]: the same of a stage with an output layer
     every     of the layers of a kind only each so-manieth runs as `blocks` says, the others as `between` does
+    region    one tape of `blocks` is of so many layers of its kind, which are recomputed together
     first     so do those after the first so many of each chunk; 0: all run as `blocks` says
     """
 
@@ -26,5 +27,6 @@ class Parts:
     standing: IntArray | int = 0
     beside: IntArray | int = 0
     every: int = 1
+    region: int = 1
     first: int = 0
     between: tuple[Tape, ...] = ()

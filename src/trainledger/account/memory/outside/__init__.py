@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainledger.account.memory.outside.disk import on_disk
 from trainledger.account.memory.outside.first import first_step
-from trainledger.account.memory.outside.host import offloaded
+from trainledger.account.memory.outside.host import activations, offloaded
 from trainledger.account.memory.outside.line import Outside
 from trainledger.account.memory.outside.rows import from_profile
 from trainledger.account.memory.stage import StageMemory
@@ -22,6 +22,7 @@ def outside(inventory: Inventory, own: Shares, stages: StageMemory) -> tuple[Out
         *from_profile(inventory, own),
         *first_step(inventory, own, stages),
         *offloaded(inventory, own),
+        *activations(inventory, own, stages),
         *on_disk(inventory),
     ]
     return tuple(sorted((line for line in found if line.amount), key=lambda line: _ORDER.index(line.when)))

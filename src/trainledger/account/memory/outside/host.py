@@ -9,11 +9,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from trainledger.account.memory.layers import ON_CARD, on_card, regions
 from trainledger.account.memory.outside.line import Outside, least_sure, on_node, ranks_of_node
+from trainledger.account.memory.stage import StageMemory
 from trainledger.account.shares import Shares
 from trainledger.account.states import buffer_bytes, on_host, standing, tensor_bytes
 from trainledger.arrays import IntArray, ints
 from trainledger.dtypes import bits
+from trainledger.inventory.blocks import parts_of
 from trainledger.inventory.buffers import Buffer
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import Basis
@@ -66,6 +69,51 @@ def offloaded(inventory: Inventory, own: Shares) -> Iterator[Outside]:
         formula=f"({held} B + {beside} B of rounding) x {ranks} ranks of a node",
         cites=(*cites, *(["torch-pinned"] if beside else [])),
     )
+
+
+def activations(inventory: Inventory, own: Shares, stages: StageMemory) -> Iterator[Outside]:
+    """What layers of a single plan keep in host memory between their forward and their backward."""
+    setting, held = inventory.setting, stages.active.host[stages.which[0]]
+    if not held.any():
+        return
+    row, ranks = int(held.argmax()), ranks_of_node(setting, own.plans)
+    beside = _storages_rounded(inventory, own, row)
+    cites = setting.profile.offload["activations"].cites
+    for what, amount, per, formula in (
+        ("offloaded activations", int(held[row]), "rank", f"kept tensors of all layers but {ON_CARD}"),
+        (
+            "page-locked memory beyond offloaded activations",
+            beside,
+            "rank",
+            "each tensor takes the next power of two of its bytes",
+        ),
+        (
+            "offloaded activations of a node",
+            (int(held[row]) + beside) * ranks,
+            "node",
+            f"({held[row]} B + {beside} B of rounding) x {ranks} ranks of a node",
+        ),
+    ):
+        yield Outside(
+            what=what,
+            when="all the time",
+            place="host",
+            per="node" if per == "node" else "rank",
+            amount=amount,
+            basis=on_node(setting, ["modelled"]) if per == "node" else "modelled",
+            formula=formula,
+            cites=(*cites, "torch-pinned"),
+        )
+
+
+def _storages_rounded(inventory: Inventory, own: Shares, row: int) -> int:
+    """What the page-locked copies of a stage's kept tensors take beyond their bytes."""
+    parts, total = parts_of(inventory, own.plans), 0
+    for (slot, _), tape in zip(inventory.layers, parts.blocks, strict=True):
+        layers = regions(own.counts[:, :, slot], own.plans.vpp[:, None], parts.region)
+        away = int((layers - on_card(inventory.setting, layers))[0, row])
+        total += away * int(_beyond(tape.bytes[tape.waits][:, 0]).sum())
+    return total
 
 
 def _rounding(inventory: Inventory, own: Shares, buffer: Buffer) -> IntArray:

@@ -45,14 +45,20 @@ def _parts(inventory: Inventory, sizes: Sizes, kit: Kit, *, standing: IntArray |
     mtp = inventory.table.at.mtp
     first = setting.scenario.recompute_layers
 
+    region = setting.recomputed_region
+
     def layers(again: tuple[str, ...]) -> tuple[Tape, ...]:
-        return tuple(layer(block, sizes, kit, again, predicts=slot == mtp) for slot, block in inventory.layers)
+        return tuple(
+            layer(block, sizes, kit, again, predicts=slot == mtp, region=1 if slot == mtp else region)
+            for slot, block in inventory.layers
+        )
 
     return Parts(
         embedding=embedding(sizes, kit),
         blocks=layers(setting.recomputed_parts),
         between=layers(()) if first else (),
         first=first,
+        region=region,
         final=output(sizes, kit, setting.loss),
         standing=standing,
         beside=beside,

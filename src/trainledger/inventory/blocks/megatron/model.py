@@ -36,8 +36,8 @@ def embedding(sizes: Sizes, kit: Kit) -> Tape:
     return walk(program, out)
 
 
-def layer(block: Block, sizes: Sizes, kit: Kit, again: tuple[str, ...], *, predicts: bool) -> Tape:
-    """One layer; `again` names what is recomputed: parts of it, or `full`.
+def layer(block: Block, sizes: Sizes, kit: Kit, again: tuple[str, ...], *, predicts: bool, region: int = 1) -> Tape:
+    """One layer; `again` names what is recomputed: parts of it, or `full`, of so many layers as one region.
 
     predicts   a multi-token-prediction depth: two norms and a matrix come before the layer
     """
@@ -46,8 +46,10 @@ def layer(block: Block, sizes: Sizes, kit: Kit, again: tuple[str, ...], *, predi
     x = program.input("input of the layer", sizes.residual)
     if "full" not in again:
         return walk(program, _layer(modules, block, x, predicts=predicts))
+    out = x
     with program.recomputed(early_stop=False):
-        out = _layer(modules, block, x, predicts=predicts)
+        for _ in range(region):
+            out = _layer(modules, block, out, predicts=predicts)
     return walk(program, out)
 
 
