@@ -103,6 +103,22 @@ def test_no_sync_keeps_whole_gradients_in_16_bits_instead_of_shards_in_32() -> N
     assert one.at("step") == two.at("step") == 16 * total // 8
 
 
+def test_composer_reduces_each_micro_batch_and_keeps_shards() -> None:
+    setting = setting_of(MODEL, engine="fsdp1", framework_version="composer", grad_dtype="fp32")
+    columns: dict[str, object] = {"dp_shard": 8, "zero_stage": 3, "num_microbatches": 3}
+    found = held(setting, **columns)
+    share = MODEL.total_params // 8
+    assert (found.bytes["gradients", "loss"], found.at("rest"), found.at("step")) == (4 * share, 12 * share, 16 * share)
+    reduced = one_call(calls_of(setting, **columns), "reduce_scatter", "dp_shard")
+    assert (reduced.count, reduced.in_bytes) == (3 * (MODEL.num_layers + 1), 3 * 4 * MODEL.total_params)
+    inventory = Inventory(setting)
+    several, one = (
+        Fsdp1(inventory, shares(inventory, plan_of(**{**columns, "num_microbatches": batches}))) for batches in (3, 1)
+    )
+    # every shard is there from the first micro-batch on, that of the next block too
+    assert bytes_at(several, "backward", BLOCK) - bytes_at(one, "backward", BLOCK) == 4 * (R + 2 * B) // 8
+
+
 def test_hybrid_sharding_sums_the_shards_of_replicas_once_a_step() -> None:
     setting = setting_of(MODEL, engine="fsdp1")
     calls = calls_of(setting, dp_shard=8, dp_replicate=4, zero_stage=3, num_microbatches=2)

@@ -158,6 +158,7 @@ def test_a_number_in_a_phrase_is_read() -> None:
         ("Megatron-LM+DeepSpeed ZeRO-3", "2021", "deepspeed"),
         ("deepspeed + transformers", "2024", "deepspeed"),
         ("fms-fsdp (PyTorch FSDP1)", "2024", "fsdp1"),
+        ("llm-foundry", "2023-2024", "fsdp1"),
         ("HF Trainer, transformers 4.49", "2025", "pytorch"),
     ],
 )

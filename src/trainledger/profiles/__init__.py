@@ -29,7 +29,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
         "2024-10.toml",
         "2024-04.toml",
     ),
-    "fsdp1": ("2.13.toml", "2.4.toml"),
+    "fsdp1": ("2.13.toml", "2.4.toml", "composer.toml"),
     "deepspeed": ("0.19.toml", "0.14.toml"),
     "deepspeed-estimator": ("0.19.toml", "before-0.14.3.toml"),
     "megatron": ("0.20.toml", "0.11.toml", "zero-bubble.toml"),
@@ -111,7 +111,7 @@ def load_optimizer(name: str) -> Optimizer:
 def read_profile(engine: str, filename: str) -> Profile:
     """One profile file of an engine, laid over the one that it names as its base.
 
-    Rows of the base's states table are changed by `changed`, each by what it is called.
+    Rows of the base's states table are changed by `changed`, each by what it is called, or `gone`.
     """
     return msgspec.convert(_laid_out(engine, filename), Profile)
 
@@ -124,7 +124,9 @@ def _laid_out(engine: str, filename: str) -> dict[str, Any]:
         return read
     changed = {row.pop("what"): row for row in read.pop("changed", ())}
     laid = _without_lost_stages(_over(_laid_out(engine, base), read))
-    return {**laid, "state": [{**row, **changed.get(row["what"], {})} for row in laid["state"]]}
+    gone = {what for what, row in changed.items() if row.pop("gone", False)}
+    rows = [row for row in laid["state"] if row["what"] not in gone]
+    return {**laid, "state": [{**row, **changed.get(row["what"], {})} for row in rows]}
 
 
 def _without_lost_stages(laid: dict[str, Any]) -> dict[str, Any]:

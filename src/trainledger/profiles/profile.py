@@ -224,6 +224,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     loss_chunks      parts of a chunked loss
     norm             RMS norms outside of compiled blocks: fused in one kernel; ATen's steps; own steps of the engine
     fused_qkv        queries, keys and values are the result of one matrix
+    no_sync          gradients of several micro-batches add up whole, and are reduced with the last
     outputs_held     the loop has what the model gave in a variable, logits included, until the model gives more
     copies_kv        keys and values are copied for each query head before attention
     selective_keeps  results that a checkpoint which chooses by operation keeps beside those of every second matrix:
@@ -257,6 +258,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     loss_chunks: int = 8
     norm: Literal["fused", "steps", "own"] = "fused"
     fused_qkv: bool = False
+    no_sync: bool = False
     outputs_held: bool = False
     copies_kv: bool = False
     selective_keeps: tuple[str, ...] = ()

@@ -307,7 +307,7 @@ RULES: tuple[Rule, ...] = (
         "advise",
         "engine",
         "accelerate accelerator.py 1282-1291 at 1.10.1",
-        lambda setting, plans: plans.num_microbatches > 1,
+        lambda setting, plans: (plans.num_microbatches > 1) & setting.profile.memory.no_sync,
         _no_sync_sentence,
         FSDP1,
     ),

@@ -48,7 +48,13 @@ class Fsdp1(Fsdp2):
     @property
     def adds_up(self) -> BoolArray:
         """[plans, 1]: where no_sync keeps the gradients of several micro-batches whole."""
-        return (self.own.plans.num_microbatches > 1)[:, None]
+        no_sync = self.inventory.setting.profile.memory.no_sync
+        return (self.own.plans.num_microbatches > 1)[:, None] & no_sync
+
+    @property
+    def _anew(self) -> IntArray:
+        """[plans, 1]: 1 where a step's last micro-batch makes the shards, 0 where an earlier one left them."""
+        return ((self.own.plans.num_microbatches == 1)[:, None] | self.adds_up).astype(np.int64)
 
     @cached_property
     def flat(self) -> IntArray:
@@ -109,7 +115,7 @@ class Fsdp1(Fsdp2):
         """While a block runs backward after another, whose shard is there instead of its whole gradient."""
         unit = self.of(self.whole, slot)
         standing = np.where(self.drops == 1, self._root_and(slot), self.everything - unit)
-        there = self.of(self.shards, slot) - unit * self.adds_up
+        there = self.of(self.shards, slot) * self._anew - unit * self.adds_up
         return standing + self._next(slot, first=True) + self._waiting + there
 
     def handed(self, slot: int, *, first: bool) -> IntArray:
@@ -157,7 +163,7 @@ class Fsdp1(Fsdp2):
         """[plans, rows]: the block gathered meanwhile; none before the last, which has one shard more beside it."""
         block = self.of(self.whole, slot)
         if not first:
-            block = np.maximum(block - self.of(self.shards, slot), 0)
+            block = np.maximum(block - self.of(self.shards, slot) * self._anew, 0)
         return np.where(self.own.counts[:, :, slot] > 1, block, 0) * self.drops
 
     def _missing(self, slot: int, *, first: bool) -> IntArray:
@@ -165,4 +171,5 @@ class Fsdp1(Fsdp2):
         if first:
             return self.none
         root = self.ends(self.shards)
-        return root if slot == self.own.table.at.embedding else root + self.of(self.shards, slot)
+        both = root if slot == self.own.table.at.embedding else root + self.of(self.shards, slot)
+        return both * self._anew

@@ -1,7 +1,7 @@
 """Data-parallel traffic of FSDP's flat parameters: one call for a block, and one for the root with both ends.
 
-Under no_sync gradients are reduced with the last micro-batch of a step, and what stays gathered stays until then. Bytes
-include the padding of every flat parameter to a multiple of the ranks. [fsdp1]
+Under no_sync gradients are reduced with the last micro-batch of a step, and what stays gathered stays until then; else
+each micro-batch is reduced. Bytes include the padding of every flat parameter to a multiple of the ranks. [fsdp1]
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ def flat_unit_traffic(inventory: Inventory, own: Shares) -> Iterator[Collective]
     root = elements[:, at.embedding][:, None] * (own.counts[:, :, at.embedding] > 0)
     units, roots = np.einsum("us,urs->ur", elements > 0, own.counts), (root > 0).astype(np.int64)
     full, kept, batches = side.once(3), side.once(2), side.batches
-    calls = kept * units + full * batches * (2 * units - roots)
-    total = kept * whole + full * batches * (2 * whole - root)
+    times = 1 if setting.profile.memory.no_sync else batches
+    calls = kept * times * units + full * batches * (2 * units - roots)
+    total = kept * times * whole + full * batches * (2 * whole - root)
     yield side.fixed("all_gather", "weights", gathered, calls, bytes_of(total, gathered), "fsdp1")
-    yield side.fixed("reduce_scatter", "gradients", reduce, units, bytes_of(whole, reduce), "fsdp1-no-sync")
-    yield side.across(reduce, units, bytes_of(whole, reduce), "fsdp1")
+    calls, total = times * units, bytes_of(times * whole, reduce)
+    yield side.fixed("reduce_scatter", "gradients", reduce, calls, total, "fsdp1-no-sync")
+    yield side.across(reduce, calls, total, "fsdp1")
     if count := setting.profile.traffic.norm_all_reduces:
         size = bytes_of(np.ones_like(own.pp_stage), "fp32")
         yield collective("all_reduce", "world", "gradient norm", "fp32", own.plans.gpus, count * roots, size, "fsdp1")
