@@ -10,7 +10,7 @@ import msgspec
 
 from trainledger.account.memory.rank import RankStep
 from trainledger.account.own import RankShares
-from trainledger.account.rank import Amount, Prediction
+from trainledger.account.rank import TENSOR_RATE, Amount, Prediction
 from trainledger.facts.semantics import Semantics
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import line_id
@@ -33,14 +33,15 @@ def with_memory(
     dry    the run is a dry one: tokens are routed evenly, and requests hold nothing that they send
 
     Where a router decides how many tokens a rank's experts get, any measurement agrees; so it does with the peak of a
-    rank that casts to FP8.
+    rank that casts to FP8, or keeps moments in 8 bits.
     """
     of = RankShares(inventory, plans, prediction.rank)
     rest = sum(amount.amount for amount in prediction.held["rest"].values())
     found = RankStep(of, rules, rest, clips=clips, dry=dry).run()
     routed = of.plan["ep"] > 1 and not dry
-    # casts to FP8 pass through fp32, of which no tape says anything
-    open_peak = routed or inventory.setting.recipe.fp8
+    # casts to FP8 pass through fp32, and so does a step on moments in 8 bits, of which no tape says anything
+    setting = inventory.setting
+    open_peak = routed or setting.recipe.fp8 or setting.scenario.optimizer in TENSOR_RATE
     lines = {PEAK: _modelled(found.peak, f"most alive: {found.where}", None if open_peak else PEAK_TOLERANCE)}
     if found.saved is not None:
         lines[SAVED] = _modelled(found.saved, "alive after the last loss", None if routed else SAVED_TOLERANCE)
