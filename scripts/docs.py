@@ -19,7 +19,17 @@ CHAPTERS = (
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("accounting", "memory", "parallelism", "communication", "proof", "training", "howto", "tutorial")
+        for name in (
+            "accounting",
+            "memory",
+            "parallelism",
+            "communication",
+            "proof",
+            "training",
+            "baselines",
+            "howto",
+            "tutorial",
+        )
     ),
 )
 """Pages written by hand that show commands."""

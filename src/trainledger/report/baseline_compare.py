@@ -20,7 +20,7 @@ def document(answer: Answer) -> Document:
         *(Text(f"{name}: {layout}") for name, layout in zip("AB", answer["layouts"], strict=True)),
         BLANK,
         _times(answer),
-        *(Text(f"{one['ranks']} ranks: {one['reason']}", "dim") for one in answer["times"] if one["reason"]),
+        *(Text(f"at {one['ranks']}: {one['reason']}", "dim") for one in answer["times"] if one["reason"]),
         BLANK,
         _peaks(answer["peaks"]),
         BLANK,
@@ -119,4 +119,4 @@ def _verdict(answer: Answer) -> Text:
     word = answer["verdict"]
     least = f"{answer['least_percent']:g} %"
     judged = " and ".join(answer["judged"])
-    return Text(f"{word} for {judged}; the smallest slowdown of interest is {least}", STYLES[word])
+    return Text(f"{word}, judged by {judged}; the smallest slowdown of interest is {least}", STYLES[word])
