@@ -25,7 +25,7 @@ from trainledger.service.prove_request import CLUSTER_ARGS, TIMEOUT
 from trainledger.service.requests import ANSWER, INPUT, RUN, flag
 
 LEAST_PERCENT = 10.0
-LOOKS = (1, 2, 4)
+LOOKS = (1, 2, 4, 8)
 """Times of --rounds after which a comparison that runs again looks whether it can decide."""
 
 Judged = Literal["throughput", "memory"]
@@ -42,7 +42,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     b: Annotated[str, flag("What takes its place.", "B", group=INPUT, positional=True)]
     book: Annotated[str | None, BOOK] = None
     again: Annotated[
-        bool | None, flag("Run both again, in turns, until it is decided or --rounds are done four times.", group=RUN)
+        bool | None, flag("Run both again, in turns, until it is decided or --rounds are done eight times.", group=RUN)
     ] = None
     rounds: Annotated[int | None, flag(f"With --again: rounds before the first look [{ROUNDS}].", "N", group=RUN)] = (
         None
@@ -193,7 +193,7 @@ def _again(
     clock: Clock,
     progress: Progress | None,
 ) -> list[Change]:
-    """Put both sides on the clock in turns, and look after --rounds, twice and four times as many."""
+    """Put both sides on the clock in turns, and look after --rounds, and each time that they are twice as many."""
     least, certain = judged
     words = cluster_words(request.cluster_args)
     runs = [[_told(request, rung, words) for rung in pair] for pair in pairs]
