@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainledger.inventory.tape.program import Op, Program, Value
-from trainledger.inventory.tape.walk import Tape
+from trainledger.inventory.tape.program import Program, Value
+from trainledger.inventory.tape.tape import Tape
 
 
 def nested(program: Program, tape: Tape, within: tuple[Value, ...] = ()) -> None:
@@ -11,8 +11,8 @@ def nested(program: Program, tape: Tape, within: tuple[Value, ...] = ()) -> None
 
     What the inner program was given from outside counts nothing here: it is a view of what `within` names.
     """
-    values = [Value(storage.name, storage.nbytes, differentiable=False) for storage in tape.storages]
+    values = [program.value(storage.name, storage.nbytes, differentiable=False) for storage in tape.storages]
     for instant, (phase, name) in enumerate(tape.instants):
         born = tuple(v for v, s in zip(values, tape.storages, strict=True) if s.born == instant)
         there = tuple(v for v, s in zip(values, tape.storages, strict=True) if 0 <= s.born < instant <= s.last)
-        program.ops.append(Op(name=f"{name}, {phase}", inputs=(*within, *there), outputs=born))
+        program.add(f"{name}, {phase}", (*within, *there), born)

@@ -6,10 +6,11 @@ integers. How long each storage lives follows from who uses it (walk.py).
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
+
+import msgspec
 
 from trainledger.arrays import IntArray
 
@@ -24,12 +25,15 @@ TO_THE_TURN, TO_THE_END = -1, -2
 """How long a variable stays that nobody drops: as long as the forward, or the backward too."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class Value:
-    """A tensor: bytes of its own elements, and the tensor whose storage it looks into (itself unless it is a view)."""
+class Value(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A tensor: bytes of its own elements, and the tensor whose storage it looks into (itself unless it is a view).
+
+    at   where its bytes are among the sizes of its program
+    """
 
     name: str
     nbytes: Bytes
+    at: int
     differentiable: bool = True
     view_of: Value | None = None
 
@@ -39,8 +43,7 @@ class Value:
         return self.view_of.root if self.view_of is not None else self
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Op:
+class Op(msgspec.Struct, frozen=True, eq=False, gc=False, kw_only=True):
     """One operation.
 
     keeps        tensors that wait for its backward: its inputs, its outputs, or `made` by it for that purpose alone
@@ -54,6 +57,7 @@ class Op:
     region       which recomputed region it belongs to; 0: none
     pinned       in such a region, what it makes is kept and not computed again
     product      its weight's gradient multiplies its first input and the gradient of its output, and may be put off
+    at           where the bytes of its work, back_work and weights, one after the other, are among the program's sizes
     """
 
     name: str
@@ -62,14 +66,15 @@ class Op:
     keeps: tuple[Value, ...] = ()
     made: tuple[Value, ...] = ()
     weights: tuple[tuple[str, Bytes], ...] = ()
-    work: Work = 0
-    back_work: Work = 0
+    work: tuple[Bytes, ...] = ()
+    back_work: tuple[Bytes, ...] = ()
     passes: bool = False
     first_over: bool = False
     grad_into: Value | None = None
     region: int = 0
     pinned: bool = False
     product: bool = False
+    at: int
 
     @property
     def makes(self) -> tuple[Value, ...]:
@@ -92,13 +97,29 @@ class Program:
         self.puts_off = puts_off
         self.ops: list[Op] = []
         self.inputs: list[Value] = []
+        self.sizes: list[Bytes] = []
         self.held: dict[Value, int] = {}
         self.reruns: dict[int, Rerun] = {}
+        self._outlines: list[Hashable] = []
         self._region = 0
+
+    def outline(self) -> Hashable:
+        """All that decides how long storages live and what they are called: programs that differ in sizes alone agree.
+
+        A tensor stands in it for the place of its size.
+        """
+        inputs = tuple([(value.name, value.at, value.differentiable) for value in self.inputs])
+        held = tuple([(value.at, until) for value, until in self.held.items()])
+        return self.puts_off, inputs, tuple(self._outlines), held, tuple(self.reruns.items())
+
+    def value(self, name: str, nbytes: Bytes, *, differentiable: bool = True, view_of: Value | None = None) -> Value:
+        """A tensor for an operation that is added next to give."""
+        self.sizes.append(nbytes)
+        return Value(name, nbytes, len(self.sizes) - 1, differentiable, view_of)
 
     def input(self, name: str, nbytes: Bytes, *, differentiable: bool = True) -> Value:
         """A tensor that comes from outside; whoever made it lets go of it, so here it counts while it is used."""
-        value = Value(name, nbytes, differentiable)
+        value = self.value(name, nbytes, differentiable=differentiable)
         self.inputs.append(value)
         return value
 
@@ -124,39 +145,102 @@ class Program:
     ) -> Value:
         """Add an operation with one output of `nbytes`; `in_place`: written over the first input's storage."""
         taken = (inputs,) if isinstance(inputs, Value) else tuple(inputs)
-        output = Value(name, nbytes, differentiable, taken[0] if in_place else None)
-        extra = tuple(Value(f"{name}: {what}", amount, False) for what, amount in (made or {}).items())
-        self.ops.append(
-            Op(
-                name=name,
-                inputs=taken,
-                outputs=(output,),
-                keeps=(*keeps, *extra, *((output,) if keeps_output else ())),
-                made=extra,
-                weights=tuple((weights or {}).items()),
-                work=work,
-                back_work=back_work,
-                passes=passes,
-                first_over=first_over,
-                grad_into=grad_into,
-                region=self._region,
-                pinned=pinned,
-                product=product,
-            )
+        output = self.value(name, nbytes, differentiable=differentiable, view_of=taken[0] if in_place else None)
+        extra = ()
+        if made:
+            given = made.items()
+            extra = tuple([self.value(f"{name}: {what}", amount, differentiable=False) for what, amount in given])
+        self.add(
+            name,
+            taken,
+            (output,),
+            keeps=(*keeps, *extra, output) if keeps_output else (*keeps, *extra),
+            made=extra,
+            weights=tuple(weights.items()) if weights else (),
+            work=_several(work),
+            back_work=_several(back_work),
+            passes=passes,
+            first_over=first_over,
+            grad_into=grad_into,
+            pinned=pinned,
+            product=product,
         )
         return output
 
     def split(self, name: str, value: Value, parts: Mapping[str, Bytes]) -> tuple[Value, ...]:
         """Views of parts of a tensor; the backward puts their gradients together in a new one of the whole size."""
-        outputs = tuple(Value(part, nbytes, value.differentiable, value) for part, nbytes in parts.items())
-        self.ops.append(Op(name=name, inputs=(value,), outputs=outputs, region=self._region))
+        how = value.differentiable
+        outputs = tuple([self.value(part, size, differentiable=how, view_of=value) for part, size in parts.items()])
+        self.add(name, (value,), outputs)
         return outputs
 
     def view(self, name: str, value: Value) -> Value:
         """The same tensor in another shape."""
-        output = Value(name, value.nbytes, value.differentiable, value)
-        self.ops.append(Op(name=name, inputs=(value,), outputs=(output,), passes=True, region=self._region))
+        output = self.value(name, value.nbytes, differentiable=value.differentiable, view_of=value)
+        self.add(name, (value,), (output,), passes=True)
         return output
+
+    def add(
+        self,
+        name: str,
+        inputs: tuple[Value, ...],
+        outputs: tuple[Value, ...],
+        *,
+        keeps: tuple[Value, ...] = (),
+        made: tuple[Value, ...] = (),
+        weights: tuple[tuple[str, Bytes], ...] = (),
+        work: tuple[Bytes, ...] = (),
+        back_work: tuple[Bytes, ...] = (),
+        passes: bool = False,
+        first_over: bool = False,
+        grad_into: Value | None = None,
+        pinned: bool = False,
+        product: bool = False,
+    ) -> None:
+        """Add an operation, of which `outputs` and `made` are new tensors of this program."""
+        sizes, region = self.sizes, self._region
+        at = len(sizes)
+        sizes += work
+        sizes += back_work
+        sizes += [nbytes for _, nbytes in weights]
+        self.ops.append(
+            Op(
+                name=name,
+                inputs=inputs,
+                outputs=outputs,
+                keeps=keeps,
+                made=made,
+                weights=weights,
+                work=work,
+                back_work=back_work,
+                passes=passes,
+                first_over=first_over,
+                grad_into=grad_into,
+                region=region,
+                pinned=pinned,
+                product=product,
+                at=at,
+            )
+        )
+        self._outlines.append(
+            (
+                name,
+                at,
+                len(work),
+                len(back_work),
+                passes,
+                first_over,
+                pinned,
+                product,
+                region,
+                -1 if grad_into is None else grad_into.at,
+                _places(inputs),
+                _named(outputs),
+                _places(keeps) if keeps else keeps,
+                _named(made) if made else made,
+                tuple([weight for weight, _ in weights]) if weights else weights,
+            )
+        )
 
     def hold(self, value: Value, *, through_backward: bool = False) -> None:
         """A local variable: the tensor stays as long as the operations that are added from here to the next `drop`.
@@ -198,3 +282,18 @@ class Program:
             yield
         finally:
             self._region = 0
+
+
+def _several(work: Work) -> tuple[Bytes, ...]:
+    """The tensors that work is, of which an integer 0 is none."""
+    if isinstance(work, tuple):
+        return tuple([nbytes for nbytes in work if not isinstance(nbytes, int) or nbytes])
+    return () if isinstance(work, int) and not work else (work,)
+
+
+def _places(values: tuple[Value, ...]) -> tuple[int, ...]:
+    return tuple([value.at for value in values])
+
+
+def _named(values: tuple[Value, ...]) -> tuple[Hashable, ...]:
+    return tuple([(v.name, v.at, v.differentiable, -1 if v.view_of is None else v.view_of.at) for v in values])

@@ -11,8 +11,11 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
+
 from trainledger.inventory.tape.program import Bytes, Op, Program, Value
-from trainledger.inventory.tape.walk import Storage, Tape, Walk
+from trainledger.inventory.tape.tape import Life, Tape, taped
+from trainledger.inventory.tape.walk import Walk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,11 +38,12 @@ class Split:
 
 def retained(program: Program, output: Value | None, *, anew: bool = False) -> Split:
     """Such a backward of a program; what stays lives until after the tape's last instant."""
-    weights = {dataclasses.replace(op, weights=()): op.weights for op in program.ops}
+    weights = {msgspec.structs.replace(op, weights=()): op.weights for op in program.ops}
     before, program.ops = program.ops, list(weights)
     walk = _Retained(program, output, anew=anew, waiting=[op for op, given in weights.items() if given])
-    tape = walk.tape()
-    index = {id(storage): i for i, storage in enumerate(tape.storages)}
+    tape = taped(walk.lifetimes(), program.sizes)
+    lives = tape.lifetimes.lives
+    index = {id(storage): i for i, storage in enumerate(lives)}
     later = tuple(
         Later(
             name=op.name, gradients=tuple(nbytes for _, nbytes in weights[op]), frees=tuple(index[id(s)] for s in freed)
@@ -48,7 +52,7 @@ def retained(program: Program, output: Value | None, *, anew: bool = False) -> S
     )
     program.ops = before
     until = len(tape.instants)
-    stays = (i for i, storage in enumerate(tape.storages) if storage.last >= until and not storage.leaves)
+    stays = (i for i, storage in enumerate(lives) if storage.last >= until and not storage.leaves)
     return Split(tape=tape, stays=tuple(stays), later=later)
 
 
@@ -56,7 +60,7 @@ class _Retained(Walk):
     def __init__(self, program: Program, output: Value | None, *, anew: bool, waiting: list[Op]) -> None:
         super().__init__(program, output, anew=anew)
         self.waiting = waiting
-        self.reached: dict[Op, list[Storage]] = {op: [] for op in waiting}
+        self.reached: dict[Op, list[Life]] = {op: [] for op in waiting}
 
     def _forward(self, op: Op, instant: int, *, again: bool) -> None:
         super()._forward(op, instant, again=again)
@@ -71,7 +75,7 @@ class _Retained(Walk):
             for storage in self.reached[op]:
                 storage.touch(self.end + 1)
 
-    def freed(self) -> Iterator[tuple[Op, list[Storage]]]:
+    def freed(self) -> Iterator[tuple[Op, list[Life]]]:
         """Each operation that has weights, in forward order, with what nothing else waits for after it."""
         users: Counter[int] = Counter()
         for op in self.program.ops:
@@ -81,5 +85,5 @@ class _Retained(Walk):
             users.subtract(used.keys())
             yield op, [storage for key, storage in used.items() if not users[key]]
 
-    def _used(self, op: Op) -> list[Storage]:
+    def _used(self, op: Op) -> list[Life]:
         return [*(self.first[value.root] for value in op.keeps), *self.reached.get(op, [])]

@@ -9,126 +9,16 @@ Rules of the walk, those of a reference-counted autograd:
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from functools import cached_property
-from typing import Literal
+from collections.abc import Hashable, Iterator
 
-import numpy as np
-from numpy.typing import NDArray
-
-from trainledger.arrays import IntArray
 from trainledger.inventory.tape.order import Phase, reads_backward, stops, timeline
-from trainledger.inventory.tape.program import TO_THE_END, TO_THE_TURN, Bytes, Op, Program, Value, Work
+from trainledger.inventory.tape.program import TO_THE_END, TO_THE_TURN, Op, Program, Value
+from trainledger.inventory.tape.tape import Kind, Life, Lifetimes, Tape, taped
 
-Kind = Literal["tensor", "gradient", "weight gradient", "work"]
+KNOWN = 1024
+"""How many outlines of programs are remembered with their lifetimes."""
 
-
-@dataclasses.dataclass(slots=True)
-class Storage:
-    """Bytes that are alive from instant `born` to instant `last`, both included; -1 is before the first.
-
-    leaves   it outlives the tape: a gradient that goes on to whatever ran before
-    """
-
-    name: str
-    nbytes: Bytes
-    kind: Kind
-    born: int
-    last: int
-    leaves: bool = False
-
-    def touch(self, instant: int) -> None:
-        """Still needed then."""
-        self.last = max(self.last, instant)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tape:
-    """Storages with lifetimes.
-
-    instants   (phase, operation) in order
-    turn       how many of them are forward
-    output     index of the storage that the part hands on; -1: it is a loss
-    returned   index of the gradient of that, which whatever runs next hands back; -1: it is a loss
-    factors    bytes of each tensor that gradients of weights multiply, where they may be put off
-    """
-
-    instants: tuple[tuple[Phase, str], ...]
-    turn: int
-    storages: tuple[Storage, ...]
-    output: int = -1
-    returned: int = -1
-    factors: tuple[Bytes, ...] = ()
-
-    @cached_property
-    def bytes(self) -> IntArray:
-        """[storages, plans]."""
-        if not self.storages:
-            return np.zeros((0, 1), dtype=np.int64)
-        return np.stack(np.broadcast_arrays(*(np.atleast_1d(s.nbytes) for s in self.storages))).astype(np.int64)
-
-    @cached_property
-    def alive(self) -> NDArray[np.bool_]:
-        """[instants, storages]."""
-        at = np.arange(len(self.instants))[:, None]
-        born = np.array([s.born for s in self.storages])
-        last = np.array([s.last for s in self.storages])
-        return (born <= at) & (at <= last)
-
-    @cached_property
-    def waits(self) -> NDArray[np.bool_]:
-        """[storages]: what is kept between forward and backward."""
-        return np.array([s.born < self.turn <= s.last and s.kind == "tensor" for s in self.storages], dtype=np.bool_)
-
-    @cached_property
-    def saved(self) -> IntArray:
-        """[plans]: bytes kept between forward and backward."""
-        return self.waits @ self.bytes
-
-    @cached_property
-    def put_off(self) -> IntArray:
-        """[plans]: bytes kept after a backward but for gradients of weights; all, if no operation says which."""
-        if not self.factors:
-            return self.saved
-        return sum((np.atleast_1d(nbytes).astype(np.int64) for nbytes in self.factors), np.zeros(1, dtype=np.int64))
-
-    @cached_property
-    def handed(self) -> IntArray:
-        """[plans]: what is left when the backward is over: the gradients that go on to whatever ran before."""
-        return np.array([s.leaves for s in self.storages], dtype=np.bool_) @ self.bytes
-
-    @cached_property
-    def weight_gradients(self) -> IntArray:
-        """[instants, plans]: gradients that the backward has given weights so far."""
-        chosen = np.array([s.kind == "weight gradient" for s in self.storages], dtype=np.bool_)
-        return (self.alive & chosen).astype(np.int64) @ self.bytes
-
-    @cached_property
-    def totals(self) -> IntArray:
-        """[instants, plans]: bytes alive, gradients of weights left out: an engine may keep those elsewhere."""
-        own = np.array([s.kind != "weight gradient" for s in self.storages])
-        return (self.alive & own).astype(np.int64) @ self.bytes
-
-    def peak(self, phase: Literal["forward", "backward"], *, weights: bool = False) -> tuple[IntArray, IntArray]:
-        """([plans] the most that is alive in a phase, [plans] the instant); running again belongs to the backward.
-
-        weights   with the gradients of weights, which then lie beside the rest until the part has run
-        """
-        first, end = (0, self.turn) if phase == "forward" else (self.turn, len(self.instants))
-        part = (self.totals + self.weight_gradients if weights else self.totals)[first:end]
-        if not len(part):
-            return np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-        return part.max(axis=0), part.argmax(axis=0) + first
-
-    def at(self, instant: int, plan: int = 0) -> list[tuple[str, Kind, int]]:
-        """(name, kind, bytes) of what is alive at an instant, largest first."""
-        alive: list[tuple[str, Kind, int]] = []
-        for index, storage in enumerate(self.storages):
-            nbytes = int(self.bytes[index, plan])
-            if self.alive[instant, index] and nbytes:
-                alive.append((storage.name, storage.kind, nbytes))
-        return sorted(alive, key=lambda entry: -entry[2])
+_known: dict[Hashable, Lifetimes] = {}
 
 
 def walk(program: Program, output: Value | None, *, anew: bool = False) -> Tape:
@@ -137,7 +27,13 @@ def walk(program: Program, output: Value | None, *, anew: bool = False) -> Tape:
     anew   gradients that meet are added into a new tensor, as autograd does while a dispatch mode looks on
            [torch: csrc/autograd/input_buffer.cpp, can_accumulate_inplace]
     """
-    return Walk(program, output, anew=anew).tape()
+    key = (program.outline(), -1 if output is None else output.at, anew)
+    found = _known.get(key)
+    if found is None:
+        if len(_known) >= KNOWN:
+            _known.clear()
+        found = _known[key] = Walk(program, output, anew=anew).lifetimes()
+    return taped(found, program.sizes)
 
 
 class Walk:
@@ -159,17 +55,17 @@ class Walk:
         self.over = {op.region: self.back[op] for op in reversed(program.ops)}
         """When the backward of a region is over, which is that of its first operation."""
         self.wanted = self._wanted() if self.discarded else {}
-        self.storages: list[Storage] = []
-        self.first: dict[Value, Storage] = {}
-        self.second: dict[Value, Storage] = {}
-        self.gradients: dict[Value, Storage] = {}
+        self.storages: list[Life] = []
+        self.first: dict[Value, Life] = {}
+        self.second: dict[Value, Life] = {}
+        self.gradients: dict[Value, Life] = {}
 
-    def tape(self) -> Tape:
+    def lifetimes(self) -> Lifetimes:
         """Walk, and say what lived when."""
         for value in self.program.inputs:
-            self.first[value] = self._new(value.name, value.nbytes, "tensor", -1)
+            self.first[value] = self._new(value.name, value.at, "tensor", -1)
         if self.output is not None:
-            self.gradients[self.output] = self._new("gradient of the output", self.output.nbytes, "gradient", self.turn)
+            self.gradients[self.output] = self._new("gradient of the output", self.output.at, "gradient", self.turn)
         for instant, (phase, op) in enumerate(self.steps):
             if phase == "backward":
                 self._backward(op, instant)
@@ -177,32 +73,31 @@ class Walk:
                 self._forward(op, instant, again=phase == "again")
         self._outlive()
         index = {id(storage): i for i, storage in enumerate(self.storages)}
-        return Tape(
+        return Lifetimes(
             instants=tuple(_named(self.steps)),
             turn=self.turn,
-            storages=tuple(self.storages),
+            lives=tuple(self.storages),
             output=-1 if self.output is None else index[id(self.first[self.output.root])],
             returned=-1 if self.output is None else len(self.program.inputs),
             factors=tuple(self._factors()),
         )
 
-    def _factors(self) -> Iterator[Bytes]:
+    def _factors(self) -> Iterator[int]:
         """What products for gradients of weights multiply: inputs, each once, and gradients of outputs."""
         products = [op for op in self.program.ops if op.product]
-        yield from (value.nbytes for value in dict.fromkeys(op.inputs[0] for op in products))
-        yield from (op.outputs[0].nbytes for op in products)
+        yield from (value.at for value in dict.fromkeys(op.inputs[0] for op in products))
+        yield from (op.outputs[0].at for op in products)
 
-    def _new(self, name: str, nbytes: Bytes, kind: Kind, born: int) -> Storage:
-        storage = Storage(name, nbytes, kind, born, born)
+    def _new(self, name: str, at: int, kind: Kind, born: int) -> Life:
+        storage = Life(name, at, kind, born, born)
         self.storages.append(storage)
         return storage
 
-    def _work(self, op: Op, work: Work, instant: int) -> None:
-        for nbytes in work if isinstance(work, tuple) else (work,):
-            if not isinstance(nbytes, int) or nbytes:
-                self._new(f"{op.name}: work", nbytes, "work", instant)
+    def _work(self, op: Op, first: int, count: int, instant: int) -> None:
+        for at in range(first, first + count):
+            self._new(f"{op.name}: work", at, "work", instant)
 
-    def _storage(self, value: Value, region: int, *, again: bool) -> Storage:
+    def _storage(self, value: Value, region: int, *, again: bool) -> Life:
         """Where a tensor lies as an operation of `region` sees it; run again, a region sees what it made anew."""
         root = value.root
         if root in self.discarded:
@@ -215,11 +110,11 @@ class Walk:
         for value in op.inputs:
             self._storage(value, op.region, again=again).touch(instant)
         if not (again and (op.pinned or op in self.stopped)):
-            self._work(op, op.work, instant)
+            self._work(op, op.at, len(op.work), instant)
             table = self.second if again else self.first
             for value in op.makes:
                 if op.pinned or not first_time_in_region or value not in op.made:
-                    table[value] = self._new(value.name, value.nbytes, "tensor", instant)
+                    table[value] = self._new(value.name, value.at, "tensor", instant)
                     if again and value in self.wanted:
                         table[value].touch(self.wanted[value])
         if first_time_in_region:
@@ -263,14 +158,15 @@ class Walk:
         if self.program.reruns.get(op.region) == "lazy":
             for value in op.keeps:
                 self._storage(value, op.region, again=True).touch(instant)
-        self._work(op, op.back_work, instant)
-        for name, nbytes in op.weights:
-            self._new(name, nbytes, "weight gradient", instant).touch(self.end)
+        first = op.at + len(op.work)
+        self._work(op, first, len(op.back_work), instant)
+        for at, (name, _) in enumerate(op.weights, start=first + len(op.back_work)):
+            self._new(name, at, "weight gradient", instant).touch(self.end)
         for value in op.inputs:
             if value.differentiable:
                 self._give(op, value, coming, instant)
 
-    def _give(self, op: Op, value: Value, coming: list[Storage], instant: int) -> None:
+    def _give(self, op: Op, value: Value, coming: list[Life], instant: int) -> None:
         """The gradient of one input: the output's own, written over a kept tensor, new, or added to what is there."""
         there = value in self.gradients
         if coming and (op.passes or (op.first_over and value is op.inputs[0] and not there)):
@@ -282,11 +178,11 @@ class Walk:
             over.touch(instant)
             self.gradients.setdefault(value, over)
         elif there:
-            second = self._new(f"gradient of {value.name}, second", value.nbytes, "gradient", instant)
+            second = self._new(f"gradient of {value.name}, second", value.at, "gradient", instant)
             second.touch(instant + self.anew)
             self._sum(value, True, instant)
         else:
-            self.gradients[value] = self._new(f"gradient of {value.name}", value.nbytes, "gradient", instant)
+            self.gradients[value] = self._new(f"gradient of {value.name}", value.at, "gradient", instant)
         self.gradients[value].touch(instant)
 
     def _sum(self, value: Value, two: bool, instant: int) -> None:
@@ -294,7 +190,7 @@ class Walk:
         self.gradients[value].touch(instant)
         if two and self.anew:
             self.gradients[value].touch(instant + 1)
-            self.gradients[value] = self._new(f"gradient of {value.name}, sum", value.nbytes, "gradient", instant + 1)
+            self.gradients[value] = self._new(f"gradient of {value.name}, sum", value.at, "gradient", instant + 1)
 
     def _held_again(self, value: Value, until: int) -> int:
         """When the function that held a tensor returns as its region runs again; ended early, it returns there."""
