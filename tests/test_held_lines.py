@@ -9,7 +9,7 @@ import pytest
 from strategies import plan_of, setting_of
 from trainledger.account.ledger import entry
 from trainledger.account.memory import Meter, alive_at, beside
-from trainledger.account.memory.breakdown import breakdown
+from trainledger.account.memory.answers.breakdown import breakdown
 from trainledger.account.peak import by_basis
 from trainledger.facts.presets import load_preset
 from trainledger.inventory.blocks import MANNERS, SOURCES

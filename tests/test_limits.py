@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from command_line import answer, run
 from trainledger.account.memory import device_bytes
-from trainledger.account.memory.limits import REFUSED, SEQ_STEP, largest, limits, most_params
+from trainledger.account.memory.answers.limits import REFUSED, SEQ_STEP, largest, limits, most_params
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, make_plans
 from trainledger.profiles import engine_names

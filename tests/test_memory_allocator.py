@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.account.memory.allocator import Event, replay
+from trainledger.account.memory.reserved.allocator import Event, replay
 
 MIB = 1 << 20
 BOTH = pytest.mark.parametrize("expandable", [False, True])

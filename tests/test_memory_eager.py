@@ -9,7 +9,7 @@ import pytest
 from model_cases import CASES, LENGTH, facts
 from strategies import plan_of, setting_of
 from trainledger.account.memory.active import active
-from trainledger.account.memory.replay import events_of
+from trainledger.account.memory.reserved.replay import events_of
 from trainledger.account.memory.stage import stage_memory
 from trainledger.account.rank import rank_lines
 from trainledger.account.rank_memory import PEAK, SAVED, with_memory

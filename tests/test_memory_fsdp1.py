@@ -9,8 +9,8 @@ import pytest
 
 from flat_runs import RANKS, SEQ, Case, Found, measured, overrides
 from strategies import calls_of, held, llama, one_call, plan_of, setting_of
-from trainledger.account.memory.fsdp1 import Fsdp1
-from trainledger.account.memory.replay import reserved_of
+from trainledger.account.memory.engines.fsdp1 import Fsdp1
+from trainledger.account.memory.reserved.replay import reserved_of
 from trainledger.account.memory.stage import stage_memory
 from trainledger.account.shares import shares
 from trainledger.facts.model_load import load_model

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from strategies import plan_of, setting_of
-from trainledger.account.memory.fsdp2 import Fsdp2
+from trainledger.account.memory.engines.fsdp2 import Fsdp2
 from trainledger.account.shares import shares
 from trainledger.facts.model import Model
 from trainledger.facts.presets import load_preset

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainledger.account.memory.fsdp2_run import Fsdp2Run, Unit
-from trainledger.account.memory.run import ALL_GATHER, COMPUTE, REDUCE, Layer, Requests
-from trainledger.account.memory.script import script_of
+from trainledger.account.memory.reserved.engines.fsdp2 import Fsdp2Run, Unit
+from trainledger.account.memory.reserved.run import ALL_GATHER, COMPUTE, REDUCE, Layer, Requests
+from trainledger.account.memory.reserved.script import script_of
 from trainledger.inventory.tape import Program, walk
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from trainledger.account.memory import memory_of, stage_memory
 from trainledger.account.memory.engines import passing_of
-from trainledger.account.memory.flat_groups import FlatGroups
+from trainledger.account.memory.engines.flat_groups import FlatGroups
 from trainledger.account.memory.meters import Meter
 from trainledger.account.shares import shares
 from trainledger.facts.families import model_from_config

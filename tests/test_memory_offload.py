@@ -8,7 +8,7 @@ import pytest
 
 from strategies import dense, plan_of, setting_of
 from trainledger.account.memory.outside import outside
-from trainledger.account.memory.replay import events_of, reserved_of
+from trainledger.account.memory.reserved.replay import events_of, reserved_of
 from trainledger.account.memory.stage import StageMemory, stage_memory
 from trainledger.account.peak import host_holds, peak_of
 from trainledger.account.shares import shares

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from strategies import dense, latent, llama, plan_of, routed, setting_of
-from trainledger.account.memory.allocator import Event, replay
-from trainledger.account.memory.replay import events_of, reserved_of
+from trainledger.account.memory.reserved.allocator import Event, replay
+from trainledger.account.memory.reserved.replay import events_of, reserved_of
 from trainledger.account.memory.stage import stage_memory
 from trainledger.facts.model import Model
 from trainledger.facts.model_load import load_model

@@ -13,7 +13,7 @@ import pytest
 import test_memory_megatron as megatron
 import test_memory_nanotron as nanotron
 from strategies import llama, plan_of, setting_of
-from trainledger.account.memory.replay import events_of, reserved_of
+from trainledger.account.memory.reserved.replay import events_of, reserved_of
 from trainledger.account.memory.stage import stage_memory
 from trainledger.facts.presets import load_preset
 from trainledger.facts.workload import Workload

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainledger.account.memory.storages import storages
-from trainledger.account.memory.stored import Stored
+from trainledger.account.memory.answers.storages import storages
+from trainledger.account.memory.answers.stored import Stored
 from trainledger.adapters.out_of_memory import OutOfMemory, read_message
 from trainledger.errors import BadInput, UnknownName
 from trainledger.reconcile.out_of_memory import Explained, explain, full_of, granted

@@ -11,7 +11,7 @@ import pytest
 from strategies import calls_of, dense, latent, one_call, plan_of, routed
 from trainledger.account.flop import step_flop
 from trainledger.account.memory import StageMemory, stage_memory
-from trainledger.account.memory.replay import reserved_of
+from trainledger.account.memory.reserved.replay import reserved_of
 from trainledger.facts.model import Model
 from trainledger.facts.workload import Workload
 from trainledger.inventory.inventory import Inventory

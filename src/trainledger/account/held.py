@@ -11,8 +11,8 @@ from functools import lru_cache
 import numpy as np
 
 from trainledger.account.memory import Alive, StageMemory, alive_at, beside
+from trainledger.account.memory.answers.kept import kept_words
 from trainledger.account.memory.engines import PASSING
-from trainledger.account.memory.kept import kept_words
 from trainledger.account.peak import Peak
 from trainledger.account.shares import Shares
 from trainledger.account.states import alive_at as states_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainledger.account.flop import step_flop
-from trainledger.account.memory.breakdown import breakdown
+from trainledger.account.memory.answers.breakdown import breakdown
 from trainledger.account.memory.meters import uneven_bytes
 from trainledger.checklist.account import Account
 from trainledger.checklist.check import Check, Evidence, Found, held

@@ -214,7 +214,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How this engine's step is walked for its peak.
 
     blocks           the manner of inventory/blocks in which parts of the model run
-    passing          which class of account/memory/engines.py says what passes
+    passing          which class of account/memory/engines says what passes
     unit_gradients   gradients of weights lie beside activations until their layer has run backward; else they are
                      written into buffers that the states count
     regathers        a matrix keeps this rank's part of its input's tokens and gathers the others again (nanotron)

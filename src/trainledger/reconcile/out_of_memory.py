@@ -11,8 +11,15 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from trainledger.account.memory.allocator import LARGE_SEGMENT, LARGE_STEP, OWN_SEGMENT_FROM, SMALL, SMALL_SEGMENT, UNIT
-from trainledger.account.memory.stored import Stored
+from trainledger.account.memory.answers.stored import Stored
+from trainledger.account.memory.reserved.allocator import (
+    LARGE_SEGMENT,
+    LARGE_STEP,
+    OWN_SEGMENT_FROM,
+    SMALL,
+    SMALL_SEGMENT,
+    UNIT,
+)
 from trainledger.adapters.out_of_memory import OutOfMemory, Span
 from trainledger.errors import UnknownName
 

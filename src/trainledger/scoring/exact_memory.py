@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from trainledger.account.memory import stage_memory
-from trainledger.account.memory.limits import most_params
+from trainledger.account.memory.answers.limits import most_params
 from trainledger.errors import BadInput, Refused, UnknownName, UsageError
 from trainledger.facts.by_hand import model_by_hand, model_from_count
 from trainledger.facts.load import load_toml

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from trainledger.account.memory import Alive, Memory, StageMemory, alive_at, memory_of, stage_memory
-from trainledger.account.memory.storages import storages
+from trainledger.account.memory.answers.storages import storages
 from trainledger.adapters.out_of_memory import OutOfMemory, read_message
 from trainledger.errors import BadInput, UsageError
 from trainledger.facts.model import Model

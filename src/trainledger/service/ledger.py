@@ -9,8 +9,8 @@ import msgspec
 
 from trainledger.account.ledger import Entry, Moved, entry
 from trainledger.account.memory import Alive, Meter, memory_of
-from trainledger.account.memory.breakdown import StageParts, breakdown
-from trainledger.account.memory.limits import limits, most_params
+from trainledger.account.memory.answers.breakdown import StageParts, breakdown
+from trainledger.account.memory.answers.limits import limits, most_params
 from trainledger.account.memory.outside import Outside, outside
 from trainledger.account.peak import by_basis
 from trainledger.errors import BadInput, UsageError

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainledger.account.memory.engines import PASSING
+from trainledger.account.memory.engines.passing import Part
 from trainledger.account.memory.layers import on_card, regions
-from trainledger.account.memory.passing import Part
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
 from trainledger.inventory.blocks import alike, parts_of
@@ -37,7 +37,7 @@ class Place:
 
     label      in words
     states     which instant's states are there
-    part       what happens (passing.py)
+    part       what happens (engines/passing.py)
     slot       the place of inventory/slots.py that runs; -1: none
     first      of the layers of that slot the first that runs backward
     kept       [plans, rows]: activations that wait, this layer's own left out

@@ -1,7 +1,7 @@
 """What the meters of a card read: allocated, reserved, device.
 
 allocated   what PyTorch's tensors hold at the highest place of a step, on the stage that holds most
-reserved    what its caching allocator has taken from the card for them (allocator.py)
+reserved    what its caching allocator has taken from the card for them (reserved/allocator.py)
 device      that, the context and the communicators: what nvidia-smi shows of the process
 """
 
@@ -13,11 +13,11 @@ import msgspec
 
 from trainledger.account.memory.beside import Beside, beside, beside_bytes
 from trainledger.account.memory.bounds import bounds
-from trainledger.account.memory.replay import reserved_of
+from trainledger.account.memory.reserved.replay import reserved_of
 from trainledger.account.memory.stage import StageMemory, stage_memory
 from trainledger.facts.model import routed
 from trainledger.inventory.inventory import Inventory
-from trainledger.inventory.tape.walk import Kind
+from trainledger.inventory.tape.tape import Kind
 from trainledger.plans.plan import Plans
 from trainledger.profiles.profile import CATEGORIES
 

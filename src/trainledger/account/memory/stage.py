@@ -1,7 +1,7 @@
 """What one rank of each pipeline stage has allocated at each place of a step, and the place where that is most.
 
-A place adds up states, activations (active.py) and what passes (passing.py). Each depends on few columns of a plan, so
-each is worked out per distinct combination of its own, and plans look them up.
+A place adds up states, activations (active.py) and what passes (engines/passing.py). Each depends on few columns of a
+plan, so each is worked out per distinct combination of its own, and plans look them up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from trainledger.account.memory.active import COLUMNS, Active, Place, active
 from trainledger.account.memory.beside import beside_bytes
 from trainledger.account.memory.engines import passing_of
-from trainledger.account.memory.passing import Passing
+from trainledger.account.memory.engines.passing import Passing
 from trainledger.account.states import StateAccount, account_of, distinct_shares, joined
 from trainledger.arrays import IntArray, stacked
 from trainledger.inventory.inventory import Inventory

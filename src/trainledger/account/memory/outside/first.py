@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trainledger.account.memory.allocator import replay
 from trainledger.account.memory.outside.line import Outside
-from trainledger.account.memory.replay import events_of
+from trainledger.account.memory.reserved.allocator import replay
+from trainledger.account.memory.reserved.replay import events_of
 from trainledger.account.memory.stage import StageMemory
 from trainledger.account.shares import Shares
 from trainledger.account.states import buffer_bytes, on_host, standing

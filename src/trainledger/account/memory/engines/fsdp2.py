@@ -15,8 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from trainledger.account.memory.passing import Part
-from trainledger.account.memory.unit_sizes import UnitSizes
+from trainledger.account.memory.engines.passing import Part
+from trainledger.account.memory.engines.unit_sizes import UnitSizes
 from trainledger.arrays import IntArray
 from trainledger.inventory.tensors import BoolArray
 

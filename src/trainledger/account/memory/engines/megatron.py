@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trainledger.account.memory.passing import Part, Passing
+from trainledger.account.memory.engines.passing import Part, Passing
 from trainledger.arrays import IntArray
 from trainledger.dtypes import bytes_of
 from trainledger.inventory.blocks.megatron.matrices import Matrix, matrices

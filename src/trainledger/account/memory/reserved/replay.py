@@ -1,4 +1,4 @@
-"""What the caching allocator keeps reserved for one plan: the run of a stage as requests (run.py), replayed.
+"""What the caching allocator keeps reserved for one plan: the run of a stage as requests (run.py, engines), replayed.
 
 From weights to a steady state: optimizers make their moments in the first step, so the second is the first that holds
 all of them, beside blocks that the first one left free.
@@ -9,27 +9,27 @@ from __future__ import annotations
 import numpy as np
 
 from trainledger.account.memory.active import received_bytes
-from trainledger.account.memory.allocator import Event, Reserved, replay
 from trainledger.account.memory.engines import passing_of
-from trainledger.account.memory.flat_groups import FlatGroups
-from trainledger.account.memory.flat_run import FlatRun
-from trainledger.account.memory.fsdp1 import Fsdp1
-from trainledger.account.memory.fsdp1_run import Fsdp1Run, flat_units_of
-from trainledger.account.memory.fsdp2 import Fsdp2
-from trainledger.account.memory.fsdp2_run import Fsdp2Run
-from trainledger.account.memory.fsdp2_units import asked_for, units_of
-from trainledger.account.memory.knobs import Knobs
-from trainledger.account.memory.knobs_run import KnobsRun
+from trainledger.account.memory.engines.flat_groups import FlatGroups
+from trainledger.account.memory.engines.fsdp1 import Fsdp1
+from trainledger.account.memory.engines.fsdp2 import Fsdp2
+from trainledger.account.memory.engines.knobs import Knobs
+from trainledger.account.memory.engines.nanotron import WaitingGradients
+from trainledger.account.memory.engines.passing import Passing
 from trainledger.account.memory.layers import offloads
-from trainledger.account.memory.nanotron import WaitingGradients
-from trainledger.account.memory.offload_run import OffloadRun
-from trainledger.account.memory.passing import Passing
-from trainledger.account.memory.placed import Placed
-from trainledger.account.memory.run import Engine, Layer, Requests, Run, Stage, States
-from trainledger.account.memory.script import Script, script_of
+from trainledger.account.memory.reserved.allocator import Event, Reserved, replay
+from trainledger.account.memory.reserved.engines.flat_groups import FlatRun
+from trainledger.account.memory.reserved.engines.fsdp1 import Fsdp1Run, flat_units_of
+from trainledger.account.memory.reserved.engines.fsdp2 import Fsdp2Run
+from trainledger.account.memory.reserved.engines.fsdp2_units import asked_for, units_of
+from trainledger.account.memory.reserved.engines.knobs import KnobsRun
+from trainledger.account.memory.reserved.engines.nanotron import WaitingRun
+from trainledger.account.memory.reserved.engines.placed import Placed
+from trainledger.account.memory.reserved.offload import OffloadRun
+from trainledger.account.memory.reserved.run import Engine, Layer, Requests, Run, Stage, States
+from trainledger.account.memory.reserved.script import Script, script_of
+from trainledger.account.memory.reserved.standing import passes, standings
 from trainledger.account.memory.stage import stage_memory
-from trainledger.account.memory.standing import passes, standings
-from trainledger.account.memory.waiting_run import WaitingRun
 from trainledger.account.shares import Shares, shares
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.inventory.blocks import parts_of

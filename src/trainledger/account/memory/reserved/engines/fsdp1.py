@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainledger.account.memory.fsdp1 import Fsdp1
-from trainledger.account.memory.fsdp2_run import Fsdp2Run, Unit
-from trainledger.account.memory.run import ALL_GATHER, COMPUTE, REDUCE, Layer, Requests
+from trainledger.account.memory.engines.fsdp1 import Fsdp1
+from trainledger.account.memory.reserved.engines.fsdp2 import Fsdp2Run, Unit
+from trainledger.account.memory.reserved.run import ALL_GATHER, COMPUTE, REDUCE, Layer, Requests
 
 IN_FLIGHT = 2
 """Units that are gathered while memory of earlier ones is not known to be free."""

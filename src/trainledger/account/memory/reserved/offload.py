@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainledger.account.memory.run import COMPUTE, Ran, Run
+from trainledger.account.memory.reserved.run import COMPUTE, Ran, Run
 
 
 def kept_by(ran: Ran) -> list[tuple[int, int]]:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from trainledger.account.memory.sized import Widths
-from trainledger.account.memory.storages_weights import copies, dummies, units
-from trainledger.account.memory.stored import Family, Stored, bytes_in, having, otherwise
+from trainledger.account.memory.answers.sized import Widths
+from trainledger.account.memory.answers.storages_weights import copies, dummies, units
+from trainledger.account.memory.answers.stored import Family, Stored, bytes_in, having, otherwise
 from trainledger.account.shares import Shares, shares, tensor_elements
 from trainledger.account.states import buffer_bytes, on_host, standing, tensor_bytes
 from trainledger.dtypes import bits

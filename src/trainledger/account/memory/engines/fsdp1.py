@@ -15,8 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from trainledger.account.memory.fsdp2 import Fsdp2
-from trainledger.account.memory.passing import Part
+from trainledger.account.memory.engines.fsdp2 import Fsdp2
+from trainledger.account.memory.engines.passing import Part
 from trainledger.account.shares import flat_unit_elements
 from trainledger.arrays import IntArray
 from trainledger.dtypes import bytes_of

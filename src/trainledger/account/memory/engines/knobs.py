@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trainledger.account.memory.fsdp2 import Fsdp2
+from trainledger.account.memory.engines.fsdp2 import Fsdp2
 from trainledger.arrays import IntArray
 from trainledger.inventory.tensors import BoolArray
 from trainledger.plans.sharding import wrapped

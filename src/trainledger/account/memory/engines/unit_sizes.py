@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trainledger.account.memory.passing import Passing
+from trainledger.account.memory.engines.passing import Passing
 from trainledger.arrays import IntArray, round_up
 from trainledger.dtypes import bytes_of
 from trainledger.inventory.buffers import gathered_bytes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainledger.account.memory.fsdp2_run import Fsdp2Run, Unit
-from trainledger.account.memory.run import Layer, Requests
+from trainledger.account.memory.reserved.engines.fsdp2 import Fsdp2Run, Unit
+from trainledger.account.memory.reserved.run import Layer, Requests
 
 
 class KnobsRun(Fsdp2Run):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainledger.account.memory.flat_groups import FlatGroups
-from trainledger.account.memory.run import Engine, Layer, Requests
+from trainledger.account.memory.engines.flat_groups import FlatGroups
+from trainledger.account.memory.reserved.run import Engine, Layer, Requests
 
 
 class FlatRun(Engine):
-    """One request after the other (flat_groups.py)."""
+    """One request after the other."""
 
     def __init__(self, requests: Requests, passing: FlatGroups, row: int) -> None:
         super().__init__(requests)

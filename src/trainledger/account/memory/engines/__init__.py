@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from trainledger.account.memory.flat_groups import FlatGroups
-from trainledger.account.memory.fsdp1 import Fsdp1
-from trainledger.account.memory.fsdp2 import Fsdp2
-from trainledger.account.memory.knobs import Knobs
-from trainledger.account.memory.megatron import DummyGradients, GroupedWorkspaces
-from trainledger.account.memory.nanotron import WaitingGradients
-from trainledger.account.memory.passing import Passing
+from trainledger.account.memory.engines.flat_groups import FlatGroups
+from trainledger.account.memory.engines.fsdp1 import Fsdp1
+from trainledger.account.memory.engines.fsdp2 import Fsdp2
+from trainledger.account.memory.engines.knobs import Knobs
+from trainledger.account.memory.engines.megatron import DummyGradients, GroupedWorkspaces
+from trainledger.account.memory.engines.nanotron import WaitingGradients
+from trainledger.account.memory.engines.passing import Passing
 from trainledger.account.shares import Shares
 from trainledger.inventory.inventory import Inventory
 

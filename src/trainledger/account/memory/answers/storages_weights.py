@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainledger.account.memory.stored import Family, Stored, bytes_in, having, otherwise
+from trainledger.account.memory.answers.stored import Family, Stored, bytes_in, having, otherwise
 from trainledger.account.shares import Shares
 from trainledger.dtypes import bits
 from trainledger.inventory.blocks.megatron.matrices import matrices

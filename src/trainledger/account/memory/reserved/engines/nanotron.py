@@ -1,10 +1,10 @@
-"""nanotron in a run: gradients wait for the end of a micro-batch's backward, beside tables that stay (nanotron.py)."""
+"""nanotron in a run: gradients wait for the end of a micro-batch's backward, beside tables that stay."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainledger.account.memory.run import Engine, Layer, Requests
+from trainledger.account.memory.reserved.run import Engine, Layer, Requests
 
 
 class WaitingRun(Engine):

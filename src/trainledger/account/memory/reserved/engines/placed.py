@@ -1,4 +1,4 @@
-"""What passes at the places of a step (passing.py), asked for in a run place by place.
+"""What passes at the places of a step, asked for in a run place by place.
 
 This serves every Passing whose own order of requests nobody wrote down: at each place one storage of what passes there
 beyond what always does.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainledger.account.memory.passing import Part, Passing
-from trainledger.account.memory.run import Engine, Layer, Requests
+from trainledger.account.memory.engines.passing import Part, Passing
+from trainledger.account.memory.reserved.run import Engine, Layer, Requests
 
 
 class Placed(Engine):

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trainledger.account.memory.passing import Part, Passing
+from trainledger.account.memory.engines.passing import Part, Passing
 from trainledger.arrays import IntArray, ints
 from trainledger.dtypes import bytes_of
 

@@ -20,7 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trainledger.account.memory.passing import Passing
+from trainledger.account.memory.engines.passing import Passing
 from trainledger.account.shares import pooled_elements
 from trainledger.arrays import IntArray
 from trainledger.dtypes import bytes_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from trainledger.account.memory.allocator import Event
-from trainledger.account.memory.script import Phase, Script
-from trainledger.account.memory.standing import Ends, Made, Standing
+from trainledger.account.memory.reserved.allocator import Event
+from trainledger.account.memory.reserved.script import Phase, Script
+from trainledger.account.memory.reserved.standing import Ends, Made, Standing
 from trainledger.schedules import Op
 
 COMPUTE, ALL_GATHER, REDUCE = range(3)

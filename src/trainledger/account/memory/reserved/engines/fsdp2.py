@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from trainledger.account.memory.run import ALL_GATHER, COMPUTE, REDUCE, Engine, Layer, Requests
+from trainledger.account.memory.reserved.run import ALL_GATHER, COMPUTE, REDUCE, Engine, Layer, Requests
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The units of FSDP2 on one stage, with the bytes of what each gathers and reduces (fsdp2.py, fsdp2_run.py)."""
+"""The units of FSDP2 on one stage, with the bytes of what each gathers and reduces."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainledger.account.memory.fsdp2 import Fsdp2
-from trainledger.account.memory.fsdp2_run import Unit
-from trainledger.account.memory.run import Layer
+from trainledger.account.memory.engines.fsdp2 import Fsdp2
+from trainledger.account.memory.reserved.engines.fsdp2 import Unit
+from trainledger.account.memory.reserved.run import Layer
 from trainledger.account.traffic.units import experts_apart
 from trainledger.dtypes import bits, bytes_of
 from trainledger.inventory.buffers import Buffer, gathered_bytes
