@@ -39,6 +39,26 @@ class Sizes:
         """[plans]: ranks that share a matrix."""
         return self.plans.tp
 
+    @cached_property
+    def sp_ranks(self) -> IntArray:
+        """[plans]: ranks that cut the tokens between tensor-parallel regions."""
+        return self.plans.sp_ranks
+
+    @cached_property
+    def cuts(self) -> bool:
+        """Whether ranks share matrices."""
+        return bool((self.plans.tp > 1).any())
+
+    @cached_property
+    def slices(self) -> bool:
+        """Whether tokens are cut between tensor-parallel regions."""
+        return bool((self.sp_ranks > 1).any())
+
+    @cached_property
+    def rings(self) -> bool:
+        """Whether ranks share a sequence."""
+        return bool((self.plans.cp > 1).any())
+
     @property
     def hidden_size(self) -> int:
         """Width of the residual stream."""
@@ -60,7 +80,7 @@ class Sizes:
     @cached_property
     def residual(self) -> IntArray:
         """A hidden tensor between tensor-parallel regions: cut where sequence parallelism is on."""
-        return self.cut(self.hidden_size, self.plans.sp_ranks)
+        return self.cut(self.hidden_size, self.sp_ranks)
 
     def kv_heads(self, attention: Attention) -> IntArray:
         """KV heads of one rank: no fewer than one."""

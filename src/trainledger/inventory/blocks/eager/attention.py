@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import numpy as np
 
 from trainledger.arrays import IntArray, ceil_div
@@ -83,10 +82,10 @@ def positioned(ops: Ops, layer: Layer, q: Sheet, k: Sheet) -> tuple[Sheet, Sheet
     if rule.qk_norm == "after_rotary":
         q, k = (root_mean_square(ops, f"{name} norm", x, weight=False) for name, x in (("q", q), ("k", k)))
     if rule.temperature is not None:
-        wide = dataclasses.replace(q, dtype="fp32")
+        wide = msgspec.structs.replace(q, dtype="fp32")
         steps = {"steps": bytes_of(layer.length, "fp32")}
         product = ops.program.op("q: temperature", q.value, wide.bytes(), made=steps)
-        q = ops.cast("q: temperature, cast", dataclasses.replace(wide, value=product), q.dtype)
+        q = ops.cast("q: temperature, cast", msgspec.structs.replace(wide, value=product), q.dtype)
     ops.program.drop(*(x.value for x in before))
     return q, k
 

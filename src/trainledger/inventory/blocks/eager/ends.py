@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
@@ -58,7 +58,7 @@ class Ends:
     def _positioned(self, hidden: Sheet) -> Sheet:
         """The learned position of each token of a sequence is added, whose gradient is summed over sequences."""
         ops, rule = self.ops, self.rules.entry
-        length = self.sizes.setting.workload.seq // self.sizes.plans.cp // self.sizes.plans.sp_ranks
+        length = self.sizes.setting.workload.seq // self.sizes.plans.cp // self.sizes.sp_ranks
         table = next(tensor for tensor in self.model.embedding if tensor.name == f"{rule.positions}.weight")
         value = ops.program.op(
             "position embedding",
@@ -68,7 +68,7 @@ class Ends:
             weights=ops.trained({"position embedding": bytes_of(table.numel + 0 * length, ops.dtype)}),
         )
         both = (hidden.value, value)
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             hidden, value=ops.program.op("positions added", both, hidden.bytes(), first_over=True)
         )
 

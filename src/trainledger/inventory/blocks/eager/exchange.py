@@ -6,8 +6,7 @@ reduce-scatter along them copies first. [torch: distributed/_functional_collecti
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import numpy as np
 
 from trainledger.arrays import IntArray
@@ -27,16 +26,15 @@ class Exchange:
     """
 
     def __init__(self, ops: Ops, sizes: Sizes) -> None:
-        plans = sizes.plans
         self.ops = ops
         self.sizes = sizes
-        self.cut = bool(np.any(plans.tp > 1))
-        self.sp = bool(np.any(plans.sp_ranks > 1))
+        self.cut = sizes.cuts
+        self.sp = sizes.slices
 
     @property
     def outside(self) -> IntArray:
         """[plans]: rows of hidden states between regions."""
-        return self.sizes.tokens // self.sizes.plans.sp_ranks
+        return self.sizes.tokens // self.sizes.sp_ranks
 
     def _copied(self, nbytes: IntArray) -> IntArray:
         return np.where(self.sizes.plans.mbs > 1, nbytes, 0)
@@ -55,31 +53,31 @@ class Exchange:
             return x
         if not self.sp:
             made = self.ops.program.op(f"{name}: all-reduce", x.value, x.bytes(), passes=True)
-            return dataclasses.replace(x, value=made)
-        made = dataclasses.replace(x, rows=self.outside)
+            return msgspec.structs.replace(x, value=made)
+        made = msgspec.structs.replace(x, rows=self.outside)
         whole = x.bytes()
         value = self.ops.program.op(
             f"{name}: reduce-scatter", x.value, made.bytes(), work=whole, back_work=self._copied(whole)
         )
-        return dataclasses.replace(made, value=value)
+        return msgspec.structs.replace(made, value=value)
 
     def _gathered(self, name: str, x: Sheet) -> Sheet:
-        made = dataclasses.replace(x, rows=self.sizes.tokens)
+        made = msgspec.structs.replace(x, rows=self.sizes.tokens)
         whole = made.bytes()
         value = self.ops.program.op(name, x.value, whole, work=self._copied(whole), back_work=whole)
-        return dataclasses.replace(made, value=value)
+        return msgspec.structs.replace(made, value=value)
 
     def whole_logits(self, x: Sheet, width: Count) -> Sheet:
         """Logits of the whole vocabulary; on the way back each rank copies its own part of the gradient."""
         if not self.cut:
             return x
-        made = dataclasses.replace(x, width=width)
+        made = msgspec.structs.replace(x, width=width)
         value = self.ops.program.op("logits gathered", x.value, made.bytes(), work=made.bytes())
-        return dataclasses.replace(made, value=value)
+        return msgspec.structs.replace(made, value=value)
 
     def own_rows(self, name: str, x: Sheet) -> Sheet:
         """What a cut table looks up, zero where a row is another rank's: the mask and the index in the part wait."""
         if not self.cut:
             return x
         made = {"index": bytes_of(x.rows, "int64"), "own": bytes_of(x.rows, "uint8")}
-        return dataclasses.replace(x, value=self.ops.program.op(name, x.value, x.bytes(), made=made))
+        return msgspec.structs.replace(x, value=self.ops.program.op(name, x.value, x.bytes(), made=made))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-import numpy as np
+import msgspec
 
 from trainledger.arrays import IntArray
 from trainledger.dtypes import bytes_of
@@ -22,7 +20,7 @@ def mix(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:
         return _plain(ops, layer, q, k, v)
     if ops.modules:
         return _on_card(ops, layer, q, k, v)
-    if np.any(layer.sizes.plans.cp > 1):
+    if layer.sizes.rings:
         return _ring(ops, layer, q, k, v)
     return _flash(ops, layer, q, k, v)
 
@@ -34,9 +32,9 @@ def _flash(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:
     if rule.window is not None and rule.window < layer.sizes.setting.workload.seq:
         made["mask"] = bytes_of(length * length, q.dtype)
     inputs = (q.value, k.value, v.value)
-    out = dataclasses.replace(q, width=v.width)
+    out = msgspec.structs.replace(q, width=v.width)
     value = ops.program.op("attention", inputs, out.bytes(), keeps=inputs, keeps_output=True, made=made)
-    return dataclasses.replace(out, value=value)
+    return msgspec.structs.replace(out, value=value)
 
 
 def _on_card(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:
@@ -46,17 +44,17 @@ def _on_card(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:
     [transformers: integrations/sdpa_attention.py; torch: aten native/transformers/cuda/flash_attn/flash_api.cpp;
     deepspeed: sequence/layer.py]
     """
-    rules, ringed = layer.sizes.setting.profile.memory, bool(np.any(layer.sizes.plans.cp > 1))
+    rules, ringed = layer.sizes.setting.profile.memory, layer.sizes.rings
     if rules.copies_kv and layer.rule.group > 1:
         k, v = (ops.new(f"{name}, one for each query head", x, rows=q.rows) for name, x in (("keys", k), ("values", v)))
     if ringed:
         q, k, v = (ops.new(f"{name}, by heads", x) for name, x in (("queries", q), ("keys", k), ("values", v)))
     each = bytes_of(q.rows, "fp32")
     inputs = (q.value, k.value, v.value)
-    out = dataclasses.replace(q, width=v.width)
+    out = msgspec.structs.replace(q, width=v.width)
     made, work = {"log-sum-exp": each}, (q.bytes("fp32"), each)
     value = ops.program.op("attention", inputs, out.bytes(), keeps=inputs, keeps_output=True, made=made, back_work=work)
-    out = dataclasses.replace(out, value=value)
+    out = msgspec.structs.replace(out, value=value)
     return ops.new("attention, by tokens", out) if ringed else out
 
 
@@ -72,7 +70,7 @@ def _ring(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:
     kv, sums = k.bytes() + v.bytes(), k.bytes("fp32") + v.bytes("fp32")
     gathers = layer.sizes.setting.cp_comm == "all_gather"
     arriving = kv * plans.cp if gathers else kv
-    out = dataclasses.replace(q, width=v.width)
+    out = msgspec.structs.replace(q, width=v.width)
     inputs = (q.value, k.value, v.value)
     value = ops.program.op(
         "attention",
@@ -84,7 +82,7 @@ def _ring(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:
         work=(kv, kv, arriving, out.bytes("fp32")),
         back_work=(out.bytes(), kv, kv, arriving, q.bytes("fp32"), sums, sums, sums, q.bytes() // 2),
     )
-    return dataclasses.replace(out, value=value)
+    return msgspec.structs.replace(out, value=value)
 
 
 def _scores(layer: Layer, q: Sheet) -> IntArray:
@@ -110,20 +108,20 @@ def _scored(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:
         scores = ops.scale("scores capped", ops.from_output("scores: tanh", over))
     hidden = {"mask": bytes_of(length * length, "uint8")}
     value = program.op("scores masked", scores.value, scores.bytes(), made=hidden)
-    scores = dataclasses.replace(scores, value=value)
+    scores = msgspec.structs.replace(scores, value=value)
     if rule.sinks:
-        wider = dataclasses.replace(scores, width=length + 1)
+        wider = msgspec.structs.replace(scores, width=length + 1)
         value = program.op("scores and sinks", scores.value, wider.bytes(), passes=True)
-        scores = dataclasses.replace(wider, value=value)
-    wide = dataclasses.replace(scores, dtype="fp32")
+        scores = msgspec.structs.replace(wider, value=value)
+    wide = msgspec.structs.replace(scores, dtype="fp32")
     work = scores.bytes("fp32") if scores.dtype != "fp32" else 0
     value = program.op("attention: softmax", scores.value, wide.bytes(), keeps_output=True, back_work=work)
-    weights = ops.cast("attention: weights", dataclasses.replace(wide, value=value), v.dtype)
+    weights = ops.cast("attention: weights", msgspec.structs.replace(wide, value=value), v.dtype)
     if rule.sinks:
         weights = ops.slice("attention: weights of keys", weights, length)
-    out = dataclasses.replace(q, width=v.width)
+    out = msgspec.structs.replace(q, width=v.width)
     value = _product(ops, "attention", weights.value, v.value, out.bytes())
-    return dataclasses.replace(out, value=value)
+    return msgspec.structs.replace(out, value=value)
 
 
 def _plain(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:
@@ -136,10 +134,10 @@ def _plain(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:
     elements = _scores(layer, q)
     raw = _product(ops, "scores", scaled[0].value, scaled[1].value, bytes_of(elements, "fp32"))
     scores = Sheet(raw, q.rows, layer.length, "fp32")
-    masked = dataclasses.replace(
+    masked = msgspec.structs.replace(
         scores, value=ops.program.op("scores and mask", scores.value, scores.bytes(), passes=True)
     )
     weights = ops.from_output("attention: softmax", masked)
-    out = dataclasses.replace(wide[0], width=v.width)
+    out = msgspec.structs.replace(wide[0], width=v.width)
     value = _product(ops, "attention", weights.value, wide[2].value, out.bytes())
-    return ops.cast("attention cast", dataclasses.replace(out, value=value), q.dtype)
+    return ops.cast("attention cast", msgspec.structs.replace(out, value=value), q.dtype)

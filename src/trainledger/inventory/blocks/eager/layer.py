@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import numpy as np
-
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.facts.model import Attention, Tensor
 from trainledger.facts.semantics import AttentionRule, Semantics
@@ -46,7 +44,7 @@ class Layer:
         rule = self.rule
         if rule.softcap is not None or rule.sinks or rule.alibi or rule.kind == "mla" or self.plainly:
             return True
-        if bool(np.any(self.sizes.plans.cp > 1)) and not self.ring_end and not self.exchanges:
+        if self.sizes.rings and not self.ring_end and not self.exchanges:
             return True
         turned = self.rules.rotary[rule.rotary].dim if rule.rotary is not None else rule.head_dim
         return turned < rule.head_dim or (rule.qk_norm == "after_rotary" and rule.rotary is not None)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from trainledger.facts.model import Block
-from trainledger.facts.semantics import Semantics
+from trainledger.facts.semantics import AttentionRule, Semantics
 from trainledger.inventory.blocks.eager.block import Built
 from trainledger.inventory.blocks.eager.ends import Ends
 from trainledger.inventory.blocks.eager.ops import Ops, Sheet
@@ -47,7 +46,7 @@ class Eager(Generic[Walked]):
         self.walk = walk
         self.ring_end = ring_end
         self.model = sizes.setting.model
-        self._layers: dict[bytes, Walked] = {}
+        self._layers: dict[tuple[int, AttentionRule], Walked] = {}
 
     def _walked(self, build: Callable[[Ops], Sheet | None]) -> Walked:
         ops = Ops(Program(), self.sizes.dtype, self.sizes.setting.workload)
@@ -58,7 +57,7 @@ class Eager(Generic[Walked]):
         return Ends(ops, self.model, self.rules, self.sizes)
 
     def _hidden(self, ops: Ops) -> Sheet:
-        rows = self.sizes.tokens // self.sizes.plans.sp_ranks
+        rows = self.sizes.tokens // self.sizes.sp_ranks
         return ops.input("hidden states", rows, self.model.hidden_size)
 
     def embedding(self) -> Walked:
@@ -68,7 +67,7 @@ class Eager(Generic[Walked]):
     def layer(self, block: Block, index: int) -> Walked:
         """Layer `index`, which is of this kind."""
         rule = self.rules.attention[index]
-        key = msgspec.json.encode((block.layers[0], rule))
+        key = (block.layers[0], rule)
         if key not in self._layers:
             self._layers[key] = self._walked(lambda ops: self._layer(ops, block, index))
         return self._layers[key]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from trainledger.arrays import IntArray, ceil_div
@@ -64,7 +64,7 @@ class Routed:
         if rule.router in ("softmax_top", "sigmoid_top"):
             made = Sheet(scores.value, scores.rows, count, scores.dtype)
             value = ops.program.op("router: best", scores.value, made.bytes(), made=index)
-            best = dataclasses.replace(made, value=value)
+            best = msgspec.structs.replace(made, value=value)
             if rule.router == "sigmoid_top":
                 best = ops.cast("router: best in fp32", best, "fp32")
             return ops.cast("router: weights", ops.from_output(f"router: {rule.router}", best), rows.dtype)
@@ -72,12 +72,12 @@ class Routed:
         scores = ops.from_output(f"router: {rule.router}", wide)
         made = Sheet(scores.value, scores.rows, count, "fp32")
         value = ops.program.op("router: chosen", scores.value, made.bytes(), keeps=(scores.value,), made=index)
-        weights = dataclasses.replace(made, value=value)
+        weights = msgspec.structs.replace(made, value=value)
         if rule.renormalise:
             total = self._new("router: sum", weights, 1)
             both = (weights.value, total.value)
             value = ops.program.op("router: normalised", both, weights.bytes(), keeps=both)
-            weights = dataclasses.replace(weights, value=value)
+            weights = msgspec.structs.replace(weights, value=value)
         return ops.cast("router: weights", ops.scale("router: scaled", weights), rows.dtype)
 
     def _scores(self, rows: Sheet) -> Sheet:
@@ -98,19 +98,19 @@ class Routed:
             weights=ops.trained({"router": bytes_of(experts * (rows.width + 0 * rows.rows), ops.dtype)}),
             back_work=wide,
         )
-        return dataclasses.replace(made, value=value)
+        return msgspec.structs.replace(made, value=value)
 
     def _scaled(self, name: str, x: Sheet, by: Sheet) -> Sheet:
         """X times a number for each row: both wait, and the number's gradient is summed from one of the whole shape."""
         both = (x.value, by.value)
         value = self.ops.program.op(name, both, x.bytes(), keeps=both, back_work=x.bytes())
-        return dataclasses.replace(x, value=value)
+        return msgspec.structs.replace(x, value=value)
 
     def _gather(self, name: str, x: Sheet, rows: IntArray) -> Sheet:
         """x[index], whose index waits; the gradient is added up into zeros of the shape of x."""
-        made = dataclasses.replace(x, rows=rows)
+        made = msgspec.structs.replace(x, rows=rows)
         index = {"index": bytes_of(rows, "int64")}
-        return dataclasses.replace(made, value=self.ops.program.op(name, x.value, made.bytes(), made=index))
+        return msgspec.structs.replace(made, value=self.ops.program.op(name, x.value, made.bytes(), made=index))
 
     def _visited(self, rows: Sheet, weights: Sheet) -> Sheet:
         """Visits sorted by expert, run, and added up by token. [runtime/model/moe.py]"""
@@ -122,9 +122,9 @@ class Routed:
             given = self._run(self._scaled("rows weighted", given, weight))
         else:
             given = self._scaled("results weighted", self._run(given), weight)
-        made = dataclasses.replace(rows, value=given.value)
+        made = msgspec.structs.replace(rows, value=given.value)
         value = ops.program.op("results added by token", given.value, made.bytes(), work=made.bytes())
-        return dataclasses.replace(made, value=value)
+        return msgspec.structs.replace(made, value=value)
 
     def _run(self, rows: Sheet) -> Sheet:
         if not self.travels:
@@ -144,7 +144,7 @@ class Routed:
     def _grouped(self, name: str, x: Sheet, width: Count) -> Sheet:
         """Rows times the matrix of their expert: keeps the rows."""
         ops, copies = self.ops, ceil_div(self.moe.experts, self.sizes.plans.ep)
-        made = dataclasses.replace(x, width=width)
+        made = msgspec.structs.replace(x, width=width)
         turned = TURNED if self.rule.stacked == "no" else ""
         adapted = ops.adapts(self._module(name))
         each = ops.rank * (x.width + width) * adapted if ops.rank else x.width * width
@@ -157,7 +157,7 @@ class Routed:
             made={"ends": bytes_of(copies, "int32")} if name != "down" and not name.startswith("up") else None,
             weights={f"{EXPERTS}{name}{turned}": bytes_of(copies * each, ops.dtype)},
         )
-        return dataclasses.replace(made, value=value)
+        return msgspec.structs.replace(made, value=value)
 
     def _module(self, name: str) -> str:
         """The last part of the name of a matrix of each expert; of stacked ones, what it multiplies."""
@@ -203,7 +203,7 @@ class Routed:
         value = self.ops.program.op(
             f"{EXPERTS}{name} bias", x.value, x.bytes(), made=made, weights=weights, work=x.bytes(), passes=True
         )
-        return dataclasses.replace(x, value=value)
+        return msgspec.structs.replace(x, value=value)
 
     def _shared(self, x: Sheet) -> Sheet:
         rule = self.rule.shared

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import numpy as np
 
 from trainledger.dtypes import bytes_of
@@ -38,7 +37,7 @@ def root_mean_square(ops: Ops, name: str, x: Sheet, *, weight: bool, plus_one: b
     both = (wide.value, root.value)
     # the gradient of the root is summed from one of the whole shape
     value = ops.program.op(f"{name}: division", both, wide.bytes(), keeps=both, back_work=wide.bytes())
-    normed = dataclasses.replace(wide, value=value)
+    normed = msgspec.structs.replace(wide, value=value)
     if ops.modules and weight and not plus_one:
         return _weighted(ops, f"{name}: weight", ops.cast(f"{name}: in {x.dtype}", normed, x.dtype))
     if weight:
@@ -62,7 +61,7 @@ def _weighted(ops: Ops, name: str, x: Sheet, *, made: Count = 0) -> Sheet:
         weights=ops.trained({name: weight}),
         back_work=x.bytes(),
     )
-    return dataclasses.replace(x, value=value)
+    return msgspec.structs.replace(x, value=value)
 
 
 def _layer(ops: Ops, name: str, x: Sheet, *, weight: bool, bias: bool) -> Sheet:
@@ -73,4 +72,4 @@ def _layer(ops: Ops, name: str, x: Sheet, *, weight: bool, bias: bool) -> Sheet:
         weights[f"{name}: bias"] = one
     statistics = {"mean and deviation": 2 * bytes_of(x.rows, x.dtype)}
     value = ops.program.op(name, x.value, x.bytes(), keeps=(x.value,), made=statistics, weights=ops.trained(weights))
-    return dataclasses.replace(x, value=value)
+    return msgspec.structs.replace(x, value=value)

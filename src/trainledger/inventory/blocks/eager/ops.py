@@ -6,9 +6,10 @@ A norm, a rotation, a mask are several operations here, since eagerly each is; a
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
+
+import msgspec
 
 from trainledger.arrays import IntArray
 from trainledger.dtypes import bytes_of
@@ -18,8 +19,7 @@ from trainledger.inventory.tape import Program, Value
 Count = IntArray | int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sheet:
+class Sheet(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A tensor seen as rows of one width: [plans] each; most often tokens times features."""
 
     value: Value
@@ -77,16 +77,16 @@ class Ops:
     ) -> Sheet:
         """An operation whose result and whose gradient are tensors of their own: neg, index, gather."""
         made = Sheet(x.value, x.rows if rows is None else rows, x.width if width is None else width, x.dtype)
-        return dataclasses.replace(made, value=self.program.op(name, x.value, made.bytes(), keeps=keeps))
+        return msgspec.structs.replace(made, value=self.program.op(name, x.value, made.bytes(), keeps=keeps))
 
     def clone(self, name: str, x: Sheet) -> Sheet:
         """A copy of its own, whose gradient is handed on as it is: contiguous, clone."""
-        return dataclasses.replace(x, value=self.program.op(name, x.value, x.bytes(), passes=True))
+        return msgspec.structs.replace(x, value=self.program.op(name, x.value, x.bytes(), passes=True))
 
     def summed(self, name: str, x: Sheet) -> Sheet:
         """X itself, whose gradient is a new tensor: the sum over ranks."""
         (value,) = self.program.split(name, x.value, {name: x.bytes()})
-        return dataclasses.replace(x, value=value)
+        return msgspec.structs.replace(x, value=value)
 
     def cast(self, name: str, x: Sheet, dtype: str) -> Sheet:
         """`x.to(dtype)`, which is x itself where it is of that dtype."""
@@ -105,7 +105,7 @@ class Ops:
         made = Sheet(x.value, x.rows, width, x.dtype)
         keeps = () if self.rank else (x.value,)
         value = self.program.op(name, x.value, made.bytes(), keeps=keeps, weights=self.trained(weights))
-        made = dataclasses.replace(made, value=value)
+        made = msgspec.structs.replace(made, value=value)
         return self._adapted(name, x, made) if self.adapts(module) else made
 
     def _adapted(self, name: str, x: Sheet, made: Sheet) -> Sheet:
@@ -115,58 +115,62 @@ class Ops:
         down = Sheet(x.value, x.rows, self.rank, x.dtype)
         value = self.program.op(f"{name}: A", x.value, down.bytes(), keeps=(x.value,), weights=next(weights))
         value = self.program.op(f"{name}: B", value, made.bytes(), keeps=(value,), weights=next(weights))
-        return self.add(f"{name}: both", made, self.scale(f"{name}: scaled", dataclasses.replace(made, value=value)))
+        return self.add(
+            f"{name}: both", made, self.scale(f"{name}: scaled", msgspec.structs.replace(made, value=value))
+        )
 
     def add(self, name: str, a: Sheet, b: Sheet) -> Sheet:
         """A + b of one shape: both gradients are the result's own."""
-        return dataclasses.replace(a, value=self.program.op(name, (a.value, b.value), a.bytes(), passes=True))
+        return msgspec.structs.replace(a, value=self.program.op(name, (a.value, b.value), a.bytes(), passes=True))
 
     def mul(self, name: str, a: Sheet, b: Sheet) -> Sheet:
         """A * b of one shape, both of which need a gradient: each keeps the other."""
         both = (a.value, b.value)
-        return dataclasses.replace(a, value=self.program.op(name, both, a.bytes(), keeps=both))
+        return msgspec.structs.replace(a, value=self.program.op(name, both, a.bytes(), keeps=both))
 
     def scale(self, name: str, x: Sheet, *, keeps: Sequence[Value] = ()) -> Sheet:
         """X times a constant: a number, or a tensor that needs no gradient and that whoever made it counts."""
-        return dataclasses.replace(x, value=self.program.op(name, x.value, x.bytes(), keeps=keeps))
+        return msgspec.structs.replace(x, value=self.program.op(name, x.value, x.bytes(), keeps=keeps))
 
     def from_input(self, name: str, x: Sheet) -> Sheet:
         """A function of every element that keeps what it was given: silu, gelu."""
-        return dataclasses.replace(x, value=self.program.op(name, x.value, x.bytes(), keeps=(x.value,)))
+        return msgspec.structs.replace(x, value=self.program.op(name, x.value, x.bytes(), keeps=(x.value,)))
 
     def from_output(self, name: str, x: Sheet) -> Sheet:
         """A function of every element that keeps what it gave: relu, tanh, sigmoid."""
-        return dataclasses.replace(x, value=self.program.op(name, x.value, x.bytes(), keeps_output=True))
+        return msgspec.structs.replace(x, value=self.program.op(name, x.value, x.bytes(), keeps_output=True))
 
     def square(self, name: str, x: Sheet) -> Sheet:
         """X ** 2: the backward makes x ** 1 and twice that before the gradient. [torch: pow_backward]"""
         whole = x.bytes()
         value = self.program.op(name, x.value, whole, keeps=(x.value,), back_work=(whole, whole))
-        return dataclasses.replace(x, value=value)
+        return msgspec.structs.replace(x, value=value)
 
     def slice(self, name: str, x: Sheet, width: Count) -> Sheet:
         """x[..., a:b]: a view, whose backward writes the gradient into zeros of the whole shape."""
         part = Sheet(x.value, x.rows, width, x.dtype)
         (value,) = self.program.split(name, x.value, {name: part.bytes()})
-        return dataclasses.replace(part, value=value)
+        return msgspec.structs.replace(part, value=value)
 
     def chunks(self, name: str, x: Sheet, widths: dict[str, Count]) -> list[Sheet]:
         """Views of parts side by side; one backward joins their gradients into a new tensor."""
         parts = {part: Sheet(x.value, x.rows, width, x.dtype) for part, width in widths.items()}
         values = self.program.split(name, x.value, {part: sheet.bytes() for part, sheet in parts.items()})
-        return [dataclasses.replace(sheet, value=value) for sheet, value in zip(parts.values(), values, strict=True)]
+        return [
+            msgspec.structs.replace(sheet, value=value) for sheet, value in zip(parts.values(), values, strict=True)
+        ]
 
     def join(self, name: str, *parts: Sheet) -> Sheet:
         """Parts side by side in a new tensor; their gradients are views of the whole's."""
         first = parts[0]
         made = Sheet(first.value, first.rows, sum((part.width for part in parts), 0), first.dtype)
         value = self.program.op(name, tuple(part.value for part in parts), made.bytes(), passes=True)
-        return dataclasses.replace(made, value=value)
+        return msgspec.structs.replace(made, value=value)
 
     def padded(self, name: str, x: Sheet, width: Count) -> Sheet:
         """X widened with zeros, a copy; the gradient is a view of the result's."""
         made = Sheet(x.value, x.rows, width, x.dtype)
-        return dataclasses.replace(made, value=self.program.op(name, x.value, made.bytes(), passes=True))
+        return msgspec.structs.replace(made, value=self.program.op(name, x.value, made.bytes(), passes=True))
 
     def spread(self, name: str, x: Sheet, rows: IntArray) -> Sheet:
         """X seen by several rows at once, a view; the gradient is summed over them."""

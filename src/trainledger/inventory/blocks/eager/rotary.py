@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from trainledger.facts.semantics import RotaryRule
 from trainledger.inventory.blocks.eager.ops import Ops, Sheet
@@ -25,6 +25,6 @@ def rotated(ops: Ops, name: str, x: Sheet, rule: RotaryRule) -> Sheet:
 
 def _times(ops: Ops, name: str, x: Sheet, dtype: str) -> Sheet:
     """X times a table in `dtype`; in a wider one the product is wider, and its gradient is cast back."""
-    made = dataclasses.replace(x, dtype=dtype)
+    made = msgspec.structs.replace(x, dtype=dtype)
     work = made.bytes() if dtype != x.dtype else 0
-    return dataclasses.replace(made, value=ops.program.op(name, x.value, made.bytes(), back_work=work))
+    return msgspec.structs.replace(made, value=ops.program.op(name, x.value, made.bytes(), back_work=work))
