@@ -52,21 +52,22 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_of_the_newer(tmp_pa
 
 
 class Blocked(NamedTuple):
-    """Of one save of one rank, in seconds: what training waited, and what a copy of the same bytes takes here."""
+    """Of one save of one rank, in seconds: what training waited, its copy, and a bare copy of the same tensors."""
 
     blocked_s: float
-    copy_s: float
+    copied_s: float
+    bare_s: float
     bytes: int
 
 
 SHARDS = "hidden_size=512 intermediate_size=1408 num_hidden_layers=6 vocab_size=4096 num_attention_heads=8 head_dim=64"
-SAVES = 7
+SAVES = 15
 LIMIT = 1.5
 LEAST_BYTES = 100_000_000
 
 
 def blocked(rank: int, folder: Path, spec: RunSpec) -> list[Blocked]:
-    """Save several times while training goes on, each time beside a bare copy of the same tensors."""
+    """Save several times while training goes on, each time after a bare copy of the same tensors."""
     del rank
     program = program_of(spec)
     kept = Checkpoints(folder, program, keep_last=1)
@@ -82,9 +83,9 @@ def blocked(rank: int, folder: Path, spec: RunSpec) -> list[Blocked]:
                 copy.copy_(values)
         else:
             room = [values.clone() for values in parts]
-        copy_s = time.perf_counter() - begin
+        bare_s = time.perf_counter() - begin
         saved = kept.save(index + 1, {"at": index + 1})
-        found.append(Blocked(saved.blocked_s, copy_s, saved.bytes))
+        found.append(Blocked(saved.blocked_s, saved.copied_s, bare_s, saved.bytes))
         stepped(program, index)
     kept.close()
     return found
@@ -92,9 +93,16 @@ def blocked(rank: int, folder: Path, spec: RunSpec) -> list[Blocked]:
 
 @pytest.mark.proof
 def test_training_waits_no_longer_than_for_the_copy(tmp_path: Path) -> None:
-    """The median of some saves, for other programs share this machine; the first makes its room, as the copy does."""
+    """Other programs share this machine, so a wait is held against the copy in it, and the best copy against the best.
+
+    The first save makes its room, as the copy beside it does.
+    """
     for rank in run_forked(2, blocked, tmp_path, spec_of(sizes=SHARDS), timeout_s=300):
         assert all(one.bytes >= LEAST_BYTES for one in rank)
-        waited, copied = (statistics.median(times) for times in list(zip(*rank, strict=True))[:2])
-        print(f"blocked {waited:.4f} s, copy {copied:.4f} s, {waited / copied:.2f} times, {rank[0].bytes} B")  # noqa: T201  # shown with -s
-        assert waited <= LIMIT * copied
+        waits = statistics.median(one.blocked_s / one.copied_s for one in rank)
+        best, copied, bare = (min(times) for times in list(zip(*rank, strict=True))[:3])
+        told = f"blocked {best:.4f} s, copy {copied:.4f} s, bare {bare:.4f} s; {waits:.2f} of its own copy"
+        print(f"{told}, {rank[0].bytes} B")  # noqa: T201  # shown with -s
+        assert waits <= LIMIT
+        assert copied <= LIMIT * bare
+        assert best <= LIMIT * bare

@@ -32,11 +32,13 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     blocked_s   the training thread did not train; under `asynchronous` the copy to host memory, and the wait for a
                 save before that had not ended
     waited_s    of that, the wait for the save before
+    copied_s    of that, the copy to host memory, about 0 unless asynchronous
     bytes       values of this rank's parts
     """
 
     blocked_s: float
     waited_s: float
+    copied_s: float
     bytes: int
 
 
@@ -92,10 +94,15 @@ class Checkpoints:
         self.wait()
         waited_s = time.monotonic() - begin
         parts = parts_of(self._program)
+        amount = sum(part.values.nbytes for part in parts)
+        copied = time.monotonic()
+        if self._asynchronous:
+            parts = self._staging.copy(parts)
+        copied_s = time.monotonic() - copied
         save = Save(
             folder=self.folder,
             step=step,
-            parts=self._staging.copy(parts) if self._asynchronous else parts,
+            parts=parts,
             state=_encoded(self._program, state or {}),
             manifest=self._manifest(step),
             generators=_generators(),
@@ -105,8 +112,7 @@ class Checkpoints:
         self._saver.start(partial(write, save, self._saver))
         if not self._asynchronous:
             self.wait()
-        amount = sum(part.values.nbytes for part in parts)
-        return Saved(blocked_s=time.monotonic() - begin, waited_s=waited_s, bytes=amount)
+        return Saved(blocked_s=time.monotonic() - begin, waited_s=waited_s, copied_s=copied_s, bytes=amount)
 
     def wait(self) -> None:
         """Until the last save is published; its error is raised here."""

@@ -115,7 +115,7 @@ def _placed(key: str, box: Box, tensor: Tensor) -> Iterator[Part]:
     Its largest code is 1 and its least -0.993 of the scale, so that values do not tell the scale of a block whose
     largest element is negative. A scale is that of a block of this very box: ranks with another one code anew.
     """
-    values, coded = plain(local_part(tensor.detach()))
+    values, coded = plain(local_part(tensor))
     assert tuple(values.shape) == box.sizes, f"{key} is {tuple(values.shape)} here and should be {box}"
     if not isinstance(getattr(coded, "qmap", None), Tensor):
         yield Part(key, box, values, coded)
