@@ -204,6 +204,23 @@ def test_starting_values_follow_from_name_and_seed(case: str) -> None:
         assert 0.015 < float(stack.detach().std()) < 0.025
 
 
+def test_matrices_and_tables_start_as_wide_as_the_config_says() -> None:
+    config = {**CASES["llama"], "initializer_range": 0.25}
+    decoder = build_decoder(facts("llama"), config)
+    init_weights(decoder, 0)
+    for name, parameter in decoder.named_parameters():
+        if parameter.dim() > 1:
+            assert 0.2 < float(parameter.detach().std()) < 0.3, name
+        else:
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+
+
+@pytest.mark.parametrize(("spread", "said"), [(0, "must be above 0"), (-0.02, "must be above 0"), ("x", "a number")])
+def test_a_model_that_cannot_start_is_refused(spread: object, said: str) -> None:
+    with pytest.raises((BadInput, Refused), match=said):
+        build_decoder(facts("llama"), {**CASES["llama"], "initializer_range": spread})
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if any(block.moe for block in facts(case).blocks)])
 def test_an_expert_without_tokens_gets_no_gradient(case: str) -> None:
     decoder = decoder_of(case)

@@ -15,7 +15,7 @@ from trainledger.facts.semantics import Semantics
 from trainledger.runtime.model.block import Block
 from trainledger.runtime.model.context import Context, make_context
 from trainledger.runtime.model.norms import Norm
-from trainledger.runtime.model.read import read_semantics
+from trainledger.runtime.model.read import SPREAD, read_semantics, read_spread
 from trainledger.runtime.model.tree import Leaf, graft, leaves
 
 
@@ -30,10 +30,12 @@ class Decoder(nn.Module):
     entry       modules before the first block (empty: not here); `embedding` is the token table among them
     final       modules after the last block (empty: not here); the output layer is the last of them
     length      tokens of the whole sequence, where a rank has a part of them; None: as many as there are positions
+    spread      standard deviation that matrices and tables start with
     """
 
     def __init__(self, model: Model, semantics: Semantics, layers: Sequence[int], *, first: bool, last: bool) -> None:
         super().__init__()
+        self.spread = SPREAD
         self.facts = model
         self.semantics = semantics
         self.first, self.last = first, last
@@ -170,4 +172,6 @@ def build_decoder(
     outside = [layer for layer in chosen if not 0 <= layer < model.num_layers]
     if outside:
         raise AssertionError(f"layers {outside} are not among the {model.num_layers} of {model.name}")
-    return Decoder(model, read_semantics(model, config), tuple(chosen), first=first, last=last)
+    made = Decoder(model, read_semantics(model, config), tuple(chosen), first=first, last=last)
+    made.spread = read_spread(model, config)
+    return made

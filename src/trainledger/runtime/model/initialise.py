@@ -11,15 +11,12 @@ from trainledger.runtime.model.decoder import Decoder
 from trainledger.runtime.model.norms import Norm
 from trainledger.runtime.model.tree import Stack
 
-SPREAD = 0.02
-"""Standard deviation of matrices and tables: `initializer_range` of most config classes of transformers 5.24.0."""
-
 
 def init_weights(decoder: Decoder, seed: int) -> None:
     """Fill the parameters of a whole or cut decoder, before they are sharded.
 
-    Matrices, tables and bare parameters are normal, biases zero, norms the identity. Each expert of a stack is drawn
-    on its own, by its index.
+    Matrices, tables and bare parameters are normal with the decoder's spread, biases zero, norms the identity. Each
+    expert of a stack is drawn on its own, by its index.
     """
     quiet: dict[int, float] = {}
     stacks: set[int] = set()
@@ -37,13 +34,13 @@ def init_weights(decoder: Decoder, seed: int) -> None:
                 parameter.fill_(quiet[id(parameter)])
             elif id(parameter) in stacks:
                 for index, part in enumerate(parameter):
-                    _draw(part, f"{name}#{index}", seed)
+                    _draw(part, f"{name}#{index}", seed, decoder.spread)
             else:
-                _draw(parameter, name, seed)
+                _draw(parameter, name, seed, decoder.spread)
 
 
-def _draw(target: Tensor, name: str, seed: int) -> None:
+def _draw(target: Tensor, name: str, seed: int, spread: float) -> None:
     # the CPU generator looks at 32 bits of its seed only, so both go into one checksum
     generator = torch.Generator(device="cpu").manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
     drawn = torch.randn(target.shape, generator=generator, dtype=torch.float32, device="cpu")
-    target.copy_(drawn * SPREAD)
+    target.copy_(drawn * spread)

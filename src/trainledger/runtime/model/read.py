@@ -13,6 +13,9 @@ from trainledger.facts.model import Model
 from trainledger.facts.semantics import MoeRule, RotaryRule, Semantics
 from trainledger.runtime.model.config import Config
 
+SPREAD = 0.02
+"""`initializer_range` of most config classes of transformers 5.24.0."""
+
 READERS: dict[str, str] = {
     "bloom": "bloom",
     "cohere": "cohere",
@@ -101,7 +104,20 @@ def read_semantics(model: Model, config: Mapping[str, Any]) -> Semantics:
         _refuse_turning(model, rule)
     if semantics.moe is not None:
         _refuse_choosing(model, semantics.moe)
+    read_spread(model, config)
     return semantics
+
+
+def read_spread(model: Model, config: Mapping[str, Any]) -> float:
+    """The standard deviation that matrices and tables of a new model start with: `initializer_range`."""
+    spread = Config(model.name, config).number("initializer_range", SPREAD)
+    if spread <= 0:
+        raise Refused(
+            "runtime-config",
+            f"{model.name}: initializer_range is {spread}, and must be above 0, for a model that starts at zero learns "
+            "nothing; correct the config",
+        )
+    return spread
 
 
 def _refuse_turning(model: Model, rule: RotaryRule) -> None:
