@@ -44,14 +44,15 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
 def peak_of(memory: StageMemory, plan: int = 0) -> Peak:
     """The stage and place at which plan number `plan` holds most."""
-    place, where = memory.where(plan)
+    totals = memory.totals(plan)
+    place, where = (int(index) for index in np.unravel_index(int(totals.argmax()), totals.shape))
+    there: list[int] = totals[:, where].tolist()
     row, acting = int(memory.states.index[plan]), int(memory.which[plan])
     found = memory.places[place]
     at_instants: dict[Instant, int] = dict.fromkeys(INSTANTS, 0)
     activations = passing = 0
     for index, other in enumerate(memory.places):
-        total = int(memory.total(index)[plan, where])
-        at_instants[other.states] = max(at_instants[other.states], total)
+        at_instants[other.states] = max(at_instants[other.states], there[index])
         if other.here[acting, where]:
             activations = max(activations, int(other.active[acting, where]))
             passing = max(passing, int((memory.passing[index] + memory.to_come(index))[row, where]))
@@ -63,9 +64,9 @@ def peak_of(memory: StageMemory, plan: int = 0) -> Peak:
         instant=found.states,
         by_category=by_category,
         at_instants=at_instants,
-        states_bytes=int(memory.total(place)[plan, where] - found.active[acting, where]),
+        states_bytes=there[place] - int(found.active[acting, where]),
         activations_bytes=activations,
-        total_bytes=int(memory.total(place)[plan, where]),
+        total_bytes=there[place],
         to_come_bytes=int(memory.to_come(place)[row, where]),
         beside_bytes=int(memory.beside[plan]),
         host_bytes=int(memory.host[plan, where]),

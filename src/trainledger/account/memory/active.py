@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -57,7 +58,7 @@ class Place:
     tape: Tape | None = None
     at: IntArray | None = None
 
-    @property
+    @cached_property
     def active(self) -> IntArray:
         """[plans, rows]: all activations of the place."""
         return self.kept + self.walked

@@ -18,6 +18,7 @@ from trainledger.account.states import StateAccount, account_of, distinct_shares
 from trainledger.arrays import IntArray, stacked
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans
+from trainledger.profiles.profile import CATEGORIES, Instant
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,16 @@ class StageMemory:
         whole = held + place.active[self.which]
         return whole if place.here.all() else np.where(place.here[self.which], whole, 0)
 
+    def totals(self, plan: int) -> IntArray:
+        """[places, rows]: all that is allocated of one plan; 0 on stages that lack a place."""
+        row, acting, held = self.states.index[plan], self.which[plan], self.states.held
+        instants: set[Instant] = {place.states for place in self.places}
+        states = {i: sum([held[category, i][row] for category in CATEGORIES], self.workspace_bytes) for i in instants}
+        whole = np.array([states[place.states] for place in self.places])
+        whole += np.array([passing[row] for passing in self.passing])
+        whole += np.array([place.active[acting] for place in self.places])
+        return whole * np.array([place.here[acting] for place in self.places])
+
     def to_come(self, index: int) -> IntArray:
         """[distinct states, rows]: gradients that the states of a place count and that are not there yet."""
         place = self.places[index]
@@ -84,7 +95,7 @@ class StageMemory:
 
     def where(self, plan: int = 0) -> tuple[int, int]:
         """(place, row): where a plan holds most; of equals the earliest."""
-        totals = np.stack([self.total(index)[plan] for index in range(len(self.places))])
+        totals = self.totals(plan)
         place, row = np.unravel_index(int(totals.argmax()), totals.shape)
         return int(place), int(row)
 

@@ -35,17 +35,17 @@ class Fsdp1(Fsdp2):
         """Both ends are the root."""
         return True
 
-    @property
+    @cached_property
     def drops(self) -> IntArray:
         """[plans, 1]: 1 where a block drops its weights after its forward: FULL_SHARD."""
         return (self.own.plans.zero_stage == 3).astype(np.int64)[:, None]
 
-    @property
+    @cached_property
     def late(self) -> BoolArray:
         """[plans, 1]: nowhere, for there are no pipelines."""
         return np.zeros((len(self.own.plans), 1), dtype=np.bool_)
 
-    @property
+    @cached_property
     def adds_up(self) -> BoolArray:
         """[plans, 1]: where no_sync keeps the gradients of several micro-batches whole."""
         no_sync = self.inventory.setting.profile.memory.no_sync

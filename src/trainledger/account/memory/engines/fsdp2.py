@@ -30,18 +30,18 @@ class Fsdp2(UnitSizes):
     holds = "units gathered now and next, gradients of a unit and the input of its reduction"
     cites = ("fsdp2-units",)
 
-    @property
+    @cached_property
     def drops(self) -> IntArray:
         """[plans, 1]: 1 where a unit drops its weights after its forward."""
         plans = self.own.plans
         return ((plans.zero_stage != 2) & (plans.pp == 1)).astype(np.int64)[:, None]
 
-    @property
+    @cached_property
     def late(self) -> BoolArray:
         """[plans, 1]: where units are reduced after the last micro-batch, all of them."""
         return (self.own.plans.pp > 1)[:, None]
 
-    @property
+    @cached_property
     def adds_up(self) -> BoolArray:
         """[plans, 1]: where gradients of several micro-batches are added up before they are reduced."""
         return self.late
@@ -130,7 +130,7 @@ class Fsdp2(UnitSizes):
         beside = self._next(slot, first=first) + self._waiting
         return self.of(both, slot) + (standing + beside) * self._alone - missing
 
-    @property
+    @cached_property
     def handing(self) -> IntArray:
         """[plans, slots]: a unit's gradients, or the shard that is made when they are gone, and the reduction's input.
 

@@ -28,24 +28,24 @@ class Knobs(Fsdp2):
         plans = self.own.plans
         return (wrapped(plans, "unit") | self.inventory.setting.casts)[:, None]
 
-    @property
+    @cached_property
     def drops(self) -> IntArray:
         """[plans, 1]: 1 where a unit drops its weights after its forward."""
         plans = self.own.plans
         return (((plans.zero_stage == 3) & (plans.pp == 1))[:, None] & self.wraps).astype(np.int64)
 
-    @property
+    @cached_property
     def late(self) -> BoolArray:
         """[plans, 1]: where units are reduced after the last micro-batch, all of them."""
         return (self.own.plans.pp > 1)[:, None] & self.wraps
 
-    @property
+    @cached_property
     def adds_up(self) -> BoolArray:
         """[plans, 1]: where gradients of several micro-batches are added up before they are reduced."""
         plans = self.own.plans
         return self.late | (((plans.zero_stage < 2) & (plans.num_microbatches > 1))[:, None] & self.wraps)
 
-    @property
+    @cached_property
     def weights(self) -> IntArray:
         """[plans, slots]: those of units that come and go."""
         return self.whole * self.drops
@@ -59,7 +59,7 @@ class Knobs(Fsdp2):
         """[plans, rows]: every unit is dropped at its end, that of both ends of a model too."""
         return self.none
 
-    @property
+    @cached_property
     def handing(self) -> IntArray:
         """[plans, slots]: as FSDP2's; but a loop variable holds the last gradient until the shard is made."""
         return self.reduced + np.maximum(self.gradients, self.shards + self.last)

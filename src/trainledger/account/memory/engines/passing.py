@@ -5,6 +5,7 @@ An engine that keeps nothing of the kind answers zero everywhere. All answers ar
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -34,7 +35,7 @@ class Passing:
         self.inventory = inventory
         self.own = own
 
-    @property
+    @cached_property
     def none(self) -> IntArray:
         """Zero bytes for every stage."""
         return np.zeros_like(self.own.pp_stage)

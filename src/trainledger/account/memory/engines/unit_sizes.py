@@ -41,7 +41,7 @@ class UnitSizes(Passing):
         """[plans, slots]: a unit's weights as they are multiplied; the gathered tensor is as large."""
         return self._by_slot(gathered_bytes(self.own.table, self.elements, self.inventory.setting.dtype("gathered")))
 
-    @property
+    @cached_property
     def weights(self) -> IntArray:
         """[plans, slots]: those of units that are not among the states."""
         return self.whole
@@ -72,9 +72,14 @@ class UnitSizes(Passing):
         elements = self.elements * self.own.table.trainable // self._over
         return self._by_slot(bytes_of(elements, self.inventory.setting.dtype("grad")))
 
+    @cached_property
+    def _holds(self) -> BoolArray:
+        """[plans, rows, slots]: whether a stage has any of a slot."""
+        return self.own.counts > 0
+
     def of(self, unit: IntArray, slot: int) -> IntArray:
         """[plans, rows]: bytes of one unit, on the stages that hold it."""
-        return unit[:, slot][:, None] * (self.own.counts[:, :, slot] > 0)
+        return unit[:, slot, None] * self._holds[:, :, slot]
 
     def after(self, unit: IntArray) -> IntArray:
         """[plans, rows]: of what follows the last block, a second copy of the embedding included."""
