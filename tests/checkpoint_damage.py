@@ -125,6 +125,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "no manifest": (lambda folder: (folder / MANIFEST).unlink(), MANIFEST, "cannot be read"),
     "an unreadable manifest": (lambda folder: os.truncate(folder / MANIFEST, 100), MANIFEST, "is not a manifest"),
     "a manifest that is no object": (lambda folder: _write(folder / MANIFEST, b"[1]"), MANIFEST, "is not a manifest"),
+    "a manifest without an end of depth": (
+        lambda folder: _write(folder / MANIFEST, b"[" * 100_000),
+        MANIFEST,
+        "is not a manifest",
+    ),
     "a changed manifest": (_a_digit_of_the_manifest, MANIFEST, "not as it was written"),
     "a manifest of another step": (_manifest_of_another_step, MANIFEST, "is of step 77"),
     "a manifest that names files elsewhere": (_names_a_file_elsewhere, MANIFEST, "'../x'"),

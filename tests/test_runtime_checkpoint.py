@@ -160,6 +160,13 @@ def test_the_command_line_verifies_and_exports(kept: Kept, tmp_path: Path) -> No
         assert [(one["step"], one["why"]) for one in found] == [(4, ""), (2, "")][: 1 if path.name == NEWEST else 2]
     written = answer("checkpoint", "export", str(tmp_path / "run"), str(tmp_path / "out"), "--dtype", "bfloat16")
     assert [Path(file).name for file in written["files"]] == ["config.json", "model.safetensors"]
+    (folder / NEWEST).rename(folder / "step-00000009")
+    misnamed = run("checkpoint", "verify", str(folder))
+    assert misnamed.code == 1
+    assert (
+        "step-00000009 is the checkpoint of step 4, and no run goes on from it; name it step-00000004" in misnamed.out
+    )
+    (folder / "step-00000009").rename(folder / NEWEST)
     (folder / NEWEST / "manifest.json").unlink()
     damaged = run("checkpoint", "verify", str(folder / NEWEST))
     assert damaged.code == 1

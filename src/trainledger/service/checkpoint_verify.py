@@ -8,11 +8,12 @@ from typing import Annotated
 import msgspec
 
 from trainledger.errors import BadInput
-from trainledger.runtime.checkpoint.folders import published
-from trainledger.runtime.checkpoint.manifest import verify
+from trainledger.runtime.checkpoint.folders import name_of, published
+from trainledger.runtime.checkpoint.manifest import Manifest, verify
 from trainledger.service.requests import INPUT, flag
 
 PATH = flag("A run folder, its checkpoints, or the folder of one checkpoint.", "PATH", group=INPUT, positional=True)
+STEP = "step-"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -54,14 +55,22 @@ def found(path: Path) -> list[Path]:
     for folder in (path / "checkpoints", path):
         if several := published(folder):
             return [one.path for one in several]
-    if not (path.is_dir() and path.name.startswith("step-")) and not (path / "manifest.json").is_file():
+    if not (path.is_dir() and path.name.startswith(STEP)) and not (path / "manifest.json").is_file():
         raise BadInput(f"{path} has no checkpoint; name a run folder, or a folder such as checkpoints/step-00000120")
     return [path]
+
+
+def _check_name(path: Path, manifest: Manifest) -> None:
+    """A folder with the name of another step is one that a run passes over."""
+    named = name_of(manifest.step)
+    if path.name.startswith(STEP) and path.name != named:
+        raise BadInput(f"{path} is the checkpoint of step {manifest.step}, and no run goes on from it; name it {named}")
 
 
 def _verified(path: Path) -> Verified:
     try:
         manifest = verify(path)
+        _check_name(path, manifest)
     except BadInput as error:
         return Verified(path=str(path), step=None, model="", precision="", optimizer="", bytes=0, why=str(error))
     return Verified(

@@ -87,7 +87,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = msgspec.convert(content, Manifest)
     except OSError as error:
         raise Damaged(f"{path} cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise Damaged(f"{path} is not a manifest ({error})") from error
     for name in manifest.files:
         if name != Path(name).name or name in ("", ".", ".."):
