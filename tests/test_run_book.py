@@ -174,6 +174,15 @@ def test_another_database_is_refused_and_left_as_it_is(tmp_path: Path, name: str
     assert [file.name for file in tmp_path.iterdir()] == ["book.db"]
 
 
+def test_an_empty_file_that_is_read_stays_empty(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.touch()
+    done = run("baseline", "history", "--book", str(path))
+    assert (done.code, done.out) == (1, "")
+    assert f"--book {path} is an empty file and no run book" in done.err
+    assert path.read_bytes() == b""
+
+
 def test_a_damaged_book_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "book.db"
     with opened(path, create=True) as db:

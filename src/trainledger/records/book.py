@@ -68,6 +68,10 @@ def _check_file(path: Path, *, create: bool) -> None:
         raise BadInput(f"--book {path} is not a file; name a file, which is made where there is none")
     with path.open("rb") as file:
         head = file.read(len(HEAD))
+    if not head and not create:
+        raise BadInput(
+            f"--book {path} is an empty file and no run book; `trainledger baseline run` makes one, or name another"
+        )
     if head and head != HEAD:
         raise BadInput(f"--book {path} is not a SQLite file, and is left as it is; name another file with --book")
 
