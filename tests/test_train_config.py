@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -60,6 +61,16 @@ def test_a_config_is_a_plan_for_other_verbs_and_run_by_this_package(tmp_path: Pa
         ({"data": {"text": ["absent.txt"]}}, "absent.txt cannot be read as text"),
         ({"data": {"tokenizer": "absent.json"}}, "absent.json"),
         ({"data": {"held-out": 0.9}}, "held-out is 0.9"),
+        ({"data": {"text": [""]}}, "--text is empty; name a file"),
+        ({"data": {"tokenizer": ""}}, "--tokenizer is empty; name a file, or leave it out"),
+        ({"run": {"out": ""}}, "--out is empty; name a folder, or leave it out"),
+        ({"run": {"learning-rate": 1e9}}, "--learning-rate is 1e+09: it is not above 1e+06"),
+        ({"run": {"min-learning-rate": 0.1}}, "--min-learning-rate is 0.1, and the rate falls to it from"),
+        ({"run": {"weight-decay": 1e9}}, "--weight-decay is 1e+09: it is not above 1e+06"),
+        ({"run": {"clip-norm": 1e39}}, "--clip-norm is 1e+39: it is not above 1e+30"),
+        ({"run": {"fp8-saturated": 5.0}}, "--fp8-saturated is 5: it is not above 1;"),
+        ({"run": {"initial-scale": 1e39}}, "--initial-scale is 1e+39: it is not above"),
+        ({"run": {"minimum-scale": 131072.0}}, "--minimum-scale is 131072, and the scale begins at --initial-scale"),
         ({"plan": {"seq": 40_000}}, "[data-length]"),
         ({"plan": {"seq": 2048, "gbs": 2}}, "[data-held-out]"),
         ({"plan": {"dp": 200, "gbs": 200}}, "[runtime-ranks]"),
@@ -73,6 +84,29 @@ def test_what_cannot_be_run_is_refused_before_there_is_a_run_folder_to_lose(
     assert message in done.err
     assert done.out == ""
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e400"])
+def test_numbers_that_no_flag_can_be_are_refused_in_a_config(tmp_path: Path, value: str) -> None:
+    path = Path(config(tmp_path))
+    whole = path.read_text()
+    for key in ("learning-rate", "min-learning-rate", "spike-factor", "clip-norm", "fp8-flushed"):
+        path.write_text(re.sub(f"^{key} = .*\n", "", whole, flags=re.MULTILINE) + f"\n{key} = {value}\n")
+        for verb in ("train", "check"):
+            done = run(verb, str(path))
+            assert done.code == 1
+            assert "must be a finite number" in done.err
+            assert key in done.err
+
+
+def test_tokens_that_were_altered_are_refused_before_they_are_learned(tmp_path: Path) -> None:
+    made = Path(ready(Request(model=config(tmp_path))).spec.data.train)
+    raw = bytearray(made.read_bytes())
+    raw[-2] ^= 1
+    made.write_bytes(raw)
+    given = msgspec.structs.replace(configured(Request(model=config(tmp_path))), text=None, held_out=None)
+    with pytest.raises(TrainledgerError, match="was altered"):
+        ready(msgspec.structs.replace(given, model="llama-3-8b", tokens=str(made)))
 
 
 def test_a_text_that_was_refused_can_be_changed(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise BadInput(f"{display(path)}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise BadInput(f"{display(path)}: is not UTF-8 text; save it as UTF-8") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
+        # a number of more digits than Python reads is a ValueError, as all else that is not TOML
         raise BadInput(f"{display(path)}: is not valid TOML: {error}") from None
 
 

@@ -27,6 +27,8 @@ LEAST_STEPS, MOST_STEPS = 3, 1000
 """DDP settles its buckets in the second step, and optimizers make their state in the first."""
 MOST_SEED = 2**31 - 1
 """The step is added to a million times the seed, and generators take 64 bits."""
+MOST_NORM = 1e30
+"""Norms are computed in fp32, which ends at 3.4e38; a limit above this one limits nothing."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,10 @@ def _check(request: Request) -> None:
     between("seed", request.seed, 0, MOST_SEED)
     if request.clip_norm is not None and request.clip_norm < 0:
         raise UsageError(f"--clip-norm is {request.clip_norm}: a norm is not negative; 0 leaves gradients alone")
+    if request.clip_norm is not None and request.clip_norm > MOST_NORM:
+        raise UsageError(
+            f"--clip-norm is {request.clip_norm:g}: it is not above {MOST_NORM:g}; 0 leaves gradients alone"
+        )
 
 
 def _resolved(request: Request, model: Model) -> Run:

@@ -10,6 +10,7 @@ import msgspec
 from trainledger.errors import BadInput, UnknownName
 from trainledger.runtime.data.token_file import BYTES
 from trainledger.service.plan_file import CONFIG_TABLES, SUFFIX, merged, read_config
+from trainledger.service.train_limits import check_named
 from trainledger.service.train_request import Request
 from trainledger.service.typed import request_from
 
@@ -28,7 +29,9 @@ def configured(request: Request) -> Request:
     if plan.model.endswith(SUFFIX):
         raise BadInput(f"{path}: model is {plan.model!r}, another CONFIG; name the model itself")
     values = {key: value for name in CONFIG_TABLES for key, value in _checked(path, name, tables.get(name, {})).items()}
-    beside = _placed(request_from(Request, values, path), Path(path).parent)
+    said = request_from(Request, values, path)
+    check_named(said)
+    beside = _placed(said, Path(path).parent)
     return merged(plan, merged(beside, msgspec.structs.replace(request, model=None)))
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from trainledger.errors import BadInput, UsageError
-from trainledger.plans.limits import between
 from trainledger.runtime.checkpoint.folders import published
 from trainledger.runtime.data.check import check_data
 from trainledger.runtime.data.prepare import HELD_OUT, prepare
@@ -26,9 +25,9 @@ from trainledger.service.plan_file import SUFFIX
 from trainledger.service.prove_plan import Planned, planned
 from trainledger.service.prove_request import Request as ProveRequest
 from trainledger.service.train_config import configured
+from trainledger.service.train_limits import check_limits, check_named
 from trainledger.service.train_request import Request
 
-MOST_STEPS = 10**9
 RUNS = "runs"
 TOKENS = "tokens"
 """Where in a run folder text that was made tokens lies."""
@@ -54,11 +53,14 @@ class Ready:
 
 def ready(request: Request) -> Ready:
     """The run that a request asks for; nothing is started, and torch is not imported."""
+    check_named(request)
     name = request.model or "custom"
     request = configured(request)
     stem = Path(name).stem if name.endswith(SUFFIX) else name.replace("/", "-")
     out = Path(RUNS) / stem if request.out is None else Path(request.out)
-    _check(request)
+    if request.steps is None:
+        raise UsageError("train needs the number of its steps: --steps N, or steps in [run] of the CONFIG")
+    check_limits(request)
     fields = {field: getattr(request, field) for field in _shared()}
     plan = planned(ProveRequest(**fields, full_size=True))
     run = _run(request, plan.spec)
@@ -73,26 +75,6 @@ def _shared() -> Iterator[str]:
     """Fields of a plan; steps, which a proof counts in another way, are not among them."""
     own = set(Request.__struct_fields__) - {"steps", "timeout"}
     return (field for field in ProveRequest.__struct_fields__ if field in own)
-
-
-def _check(request: Request) -> None:
-    if request.steps is None:
-        raise UsageError("train needs the number of its steps: --steps N, or steps in [run] of the CONFIG")
-    between("steps", request.steps, 1, MOST_STEPS)
-    for name in ("warmup", "eval_every", "eval_sequences", "checkpoint_every", "fp8_every"):
-        between(name.replace("_", "-"), getattr(request, name), 0, MOST_STEPS)
-    for name in ("keep_last", "spike_window", "scale_growth_interval"):
-        between(name.replace("_", "-"), getattr(request, name), 1, MOST_STEPS)
-    for name in ("learning_rate", "initial_scale", "minimum_scale"):
-        value = getattr(request, name)
-        if value is not None and not value > 0:
-            raise UsageError(f"--{name.replace('_', '-')} is {value}: it must be above 0")
-    for name in ("min_learning_rate", "weight_decay", "spike_factor", "fp8_saturated", "fp8_flushed"):
-        value = getattr(request, name)
-        if value is not None and value < 0:
-            raise UsageError(f"--{name.replace('_', '-')} is {value}: it is not negative; 0 is the least")
-    if request.spike_factor is not None and 0 < request.spike_factor <= 1:
-        raise UsageError(f"--spike-factor is {request.spike_factor}: a spike is above the median; use 2 or more, or 0")
 
 
 def _run(request: Request, spec: RunSpec) -> RunSpec:
@@ -191,7 +173,8 @@ def _files(request: Request, out: Path) -> tuple[TokenFile, TokenFile | None]:
             raise UsageError("--held-out is a share of --text; of --tokens name the file with --held-out-tokens")
         beside = Path(request.tokens).with_name(HELD_OUT)
         held_out = request.held_out_tokens or (str(beside) if beside.exists() else None)
-        return TokenFile.open(Path(request.tokens)), None if held_out is None else TokenFile.open(Path(held_out))
+        train = TokenFile.open(Path(request.tokens)).verify()
+        return train, None if held_out is None else TokenFile.open(Path(held_out)).verify()
     if request.held_out_tokens is not None:
         raise UsageError("--held-out-tokens is for --tokens; of --text a share is held out with --held-out")
     share = HELD_OUT_SHARE if request.held_out is None else request.held_out

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
@@ -82,12 +83,25 @@ def request_from(kind: type[Request], values: dict[str, Any], where: str) -> Req
     A list may be the text that the command line takes, with commas.
     """
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    for key, value in values.items():
+        _refuse_unwritable(where, key, value)
     try:
         return msgspec.convert({key: _listed(fields[key], value) for key, value in values.items()}, kind)
     except UsageError as error:
         raise BadInput(f"{where}: {error}") from None
     except msgspec.ValidationError as error:
         raise BadInput(f"{where}: {_complaint(str(error), values, kind)}") from None
+
+
+def _refuse_unwritable(where: str, key: str, value: object) -> None:
+    """What a TOML file may have and no one can type for a flag: infinite numbers, nan, and the character zero."""
+    if isinstance(value, list):
+        for part in cast("list[object]", value):
+            _refuse_unwritable(where, key, part)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise BadInput(f"{where}: {key} is {value}: it must be a finite number; write one such as 1.0")
+    elif isinstance(value, str) and "\0" in value:
+        raise BadInput(f"{where}: {key} is {value!r}: no name has the character zero; leave it out")
 
 
 def _listed(field: msgspec.structs.FieldInfo, value: object) -> object:
