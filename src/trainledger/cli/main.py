@@ -1,8 +1,8 @@
 """`trainledger`: the one place that prints, exits, and catches what nobody else did.
 
 Exit codes: 0 fits, proven or passes; 1 error; 2 usage; 3 does not fit, or no feasible plan; 4 measured disagrees with
-predicted, or a baseline is not accepted; 5 `check` found what it was asked about; 130 interrupted; 143 `train` was asked
-to end, and saved.
+predicted, or a baseline is not accepted; 5 `check` found what it was asked about; 130 interrupted; 143 `train` was
+asked to end, and saved.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from trainledger.reconcile.out_of_memory import KNOBS
 from trainledger.report.checked import document as checked
 from trainledger.report.document import BLANK, Column, Document, Table, Text, left, table
-from trainledger.report.words import Answer, assumed, batch, card, degrees, engine, gpus, notes, percent, ways, whole
+from trainledger.report.words import Answer, notes, on_card, percent, whole
 from trainledger.units import format_bytes
 
-AXES = ("tp", "pp", "vpp", "cp", "ep", "dp", "dp_replicate", "mbs", "num_microbatches")
 SHOWN = 8
 
 
@@ -21,7 +20,7 @@ def document(answer: Answer) -> Document:
     return [
         _verdict(answer),
         Text(f"message: {answer['message']['text']}"),
-        *_plan(answer),
+        *on_card(answer),
         BLANK,
         *_storages(answer),
         *_inversions(answer),
@@ -51,18 +50,6 @@ def _micro_batch(answer: Answer, made: Answer) -> int | None:
     if (most - least) * 20 > each:
         return None
     return most // each if most // each * each >= least else None
-
-
-def _plan(answer: Answer) -> Document:
-    plan = answer["plan"]
-    split = degrees(plan, AXES)
-    chosen = ", ".join((plan["precision"], plan["optimizer"], f"seq {plan['seq']}", batch(plan), ways(plan)))
-    at = f" on {card(answer['accelerator'], answer['usable_bytes'])}" if answer["usable_bytes"] is not None else ""
-    return [
-        Text(f"{answer['model']} on {gpus(plan['gpus'])}{at}, {engine(answer['profile'])}"),
-        Text(f"plan: zero_stage {plan['zero_stage']}, {f'{split}, ' if split else ''}{chosen}"),
-        *assumed(answer),
-    ]
 
 
 def _named(one: Answer) -> str:

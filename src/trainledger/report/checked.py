@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from trainledger.report.document import BLANK, Document, Style, Text
-from trainledger.report.words import Answer, assumed, batch, card, degrees, engine, gpus, notes, ways, whole
+from trainledger.report.words import Answer, notes, on_card, whole
 from trainledger.units import format_bytes
 
-AXES = ("tp", "pp", "vpp", "cp", "ep", "dp", "dp_replicate", "mbs", "num_microbatches")
 STYLES: dict[str, Style] = {"refuse": "bad", "warn": "warn", "advise": ""}
 COUNTED = {"refuse": "refusal", "warn": "warning", "advise": "hint"}
 
 
 def document(answer: Answer) -> Document:
     """The verdict, the plan, the findings, gravest first, and the budget."""
-    found: Document = [_verdict(answer), *_plan(answer)]
+    found: Document = [_verdict(answer), *on_card(answer)]
     for finding in answer["findings"]:
         found += [BLANK, *_finding(finding)]
     if not answer["ledger"]:
@@ -30,20 +29,6 @@ def _verdict(answer: Answer) -> Text:
     )
     verdict = "refused" if counts["refuse"] else "passes"
     return Text(f"{verdict}: {said or 'nothing stands against it'}, of {answer['asked']} rules", "answer")
-
-
-def _plan(answer: Answer) -> Document:
-    plan = answer["plan"]
-    if plan is None:
-        return [Text(f"{answer['model']}, {engine(answer['profile'])}"), *assumed(answer)]
-    split = degrees(plan, AXES)
-    chosen = ", ".join((plan["precision"], plan["optimizer"], f"seq {plan['seq']}", batch(plan), ways(plan)))
-    at = f" on {card(answer['accelerator'], answer['usable_bytes'])}" if answer["usable_bytes"] is not None else ""
-    return [
-        Text(f"{answer['model']} on {gpus(plan['gpus'])}{at}, {engine(answer['profile'])}"),
-        Text(f"plan: zero_stage {plan['zero_stage']}, {f'{split}, ' if split else ''}{chosen}"),
-        *assumed(answer),
-    ]
 
 
 def _finding(finding: Answer) -> Document:

@@ -9,19 +9,17 @@ from trainledger.report.document import BLANK, Column, Document, Table, Text, le
 from trainledger.report.words import (
     Answer,
     assumed,
-    batch,
     beyond,
     busiest,
     card,
     change,
-    degrees,
     engine,
     fit_style,
     gpus,
     held,
     notes,
     percent,
-    ways,
+    plan_line,
     whole,
     yes,
 )
@@ -50,12 +48,10 @@ def _ledger(answer: Answer) -> Document:
     plan = answer["plan"]
     axes = [name for name in AXES if name != "etp" or plan["etp"] != plan["tp"]]
     sure = ", ".join(f"{basis} {format_bytes(amount)}" for basis, amount in answer["memory"]["by_basis"].items())
-    split = degrees(plan, axes)
-    chosen = ", ".join((plan["precision"], plan["optimizer"], f"seq {plan['seq']}", batch(plan), ways(plan)))
     return [
         *_verdict(answer),
         Text(f"{answer['model']} on {gpus(plan['gpus'])}, {engine(answer['profile'])}", "answer"),
-        Text(f"plan: zero_stage {plan['zero_stage']}, {f'{split}, ' if split else ''}{chosen}"),
+        plan_line(plan, axes=axes),
         *assumed(answer),
         BLANK,
         _memory(answer),
@@ -170,12 +166,11 @@ def _fit(answer: Answer) -> Document:
     plan = answer["plan"]
     found, at = answer["fit_params"], card(answer["accelerator"], answer["usable_bytes"])
     params = f"{format_count(found)} parameters" if found else "not one parameter"
-    split = degrees(plan, AXES)
     style = "good" if found else "bad"
     return [
         Text(f"{params} at most: their states fit {at}", style),
         Text(f"on {gpus(plan['gpus'])}, {engine(answer['profile'])}", "answer"),
-        Text(f"plan: zero_stage {plan['zero_stage']}, {f'{split}, ' if split else ''}{plan['precision']}"),
+        plan_line(plan, plan["precision"], AXES),
         *assumed(answer),
         Text("activations come on top, and ranks that cut tensors are taken to hold equal parts", "dim"),
     ]

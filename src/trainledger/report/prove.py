@@ -7,17 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from trainledger.reconcile.verdict import WRONG
 from trainledger.report.document import BLANK, Column, Document, Style, Table, Text, left, table
-from trainledger.report.words import Answer, assumed, degrees, engine, notes, whole
+from trainledger.report.words import Answer, notes, on_ranks, whole
 from trainledger.units import format_bytes
 
-AXES = ("tp", "pp", "vpp", "cp", "ep", "dp", "dp_replicate", "mbs", "num_microbatches")
 WIDTH = 116
 MOST_ITEMS = 20
 """Of what nothing explains; --json has all."""
-
-WRONG = ("differs", "beyond", "missing")
-"""Verdicts that a proof may not have."""
 
 Lines = Sequence[Answer]
 
@@ -39,17 +36,10 @@ def document(answer: Answer) -> Document:
 
 
 def _header(answer: Answer) -> Document:
-    plan = answer["plan"]
-    split = degrees(plan, AXES)
-    ran = f"{answer['world_size']} ranks" if answer["world_size"] > 1 else "1 rank"
-    if answer["dry"]:
-        ran = f"{ran} in a dry run, of which {spans(answer['ranks'])} stand for all"
-    words = f"{plan['precision']}, {plan['optimizer']}, seq {plan['seq']}, recompute {plan['recompute']}"
+    ran = f" in a dry run, of which {spans(answer['ranks'])} stand for all" if answer["dry"] else ""
     losses = ", ".join(f"{loss:.6g}" for loss in answer["losses"])
     return [
-        Text(f"{answer['model']} on {ran}, {engine(answer['profile'])}", "answer"),
-        Text(f"plan: zero_stage {plan['zero_stage']}, {f'{split}, ' if split else ''}{words}"),
-        *assumed(answer),
+        *on_ranks(answer, ran),
         *shrunken(answer["shrunken"]),
         Text(f"ran {answer['steps']} steps and measured the last{f'; loss {losses}' if losses else ''}"),
     ]

@@ -6,17 +6,16 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 
+from trainledger.reconcile.verdict import WRONG
 from trainledger.report.document import BLANK, Column, Document, Style, Text, left, table
-from trainledger.report.words import Answer, assumed, degrees, engine, notes, percent, whole
+from trainledger.report.words import Answer, notes, on_ranks, percent, whole
 from trainledger.units import format_bytes
 
-AXES = ("tp", "pp", "vpp", "cp", "ep", "dp", "dp_replicate", "mbs", "num_microbatches")
 WIDTH = 116
 MOST_SAID = 10
 MOST_CHECKPOINTS = 5
 MOST_LOST = 5
 """Operands of layers that casts to FP8 lost most of; --json has all."""
-WRONG = ("differs", "beyond", "missing")
 
 
 def document(answer: Answer) -> Document:
@@ -32,15 +31,7 @@ def document(answer: Answer) -> Document:
 
 
 def _header(answer: Answer) -> Document:
-    plan = answer["plan"]
-    split = degrees(plan, AXES)
-    ran = f"{answer['world_size']} ranks" if answer["world_size"] > 1 else "1 rank"
-    words = f"{plan['precision']}, {plan['optimizer']}, seq {plan['seq']}, recompute {plan['recompute']}"
-    found: Document = [
-        Text(f"{answer['model']} on {ran}, {engine(answer['profile'])}", "answer"),
-        Text(f"plan: zero_stage {plan['zero_stage']}, {f'{split}, ' if split else ''}{words}"),
-        *assumed(answer),
-    ]
+    found = on_ranks(answer)
     if answer["resumed_from"]:
         found.append(Text(f"went on after step {answer['first']} from {answer['resumed_from']}"))
     found += [Text(f"passed over {path}: {why}", "warn") for path, why in answer["passed_over"]]

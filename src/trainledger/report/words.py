@@ -10,6 +10,9 @@ from trainledger.units import format_bytes
 
 Answer = Mapping[str, Any]
 
+AXES = ("tp", "pp", "vpp", "cp", "ep", "dp", "dp_replicate", "mbs", "num_microbatches")
+"""Of a plan, in the order in which they are said."""
+
 ORDINARY: dict[str, tuple[str, ...]] = {
     "compile": ("", "off"),
     "loss": ("", "eager", "vocab-parallel", "sharded"),
@@ -132,6 +135,32 @@ def ways(plan: Answer) -> str:
     if plan["offload"]:
         said.append(f"offload {', '.join(plan['offload'])}")
     return ", ".join((again, *said)).replace("cp_comm", "cp-comm")
+
+
+def plan_line(plan: Answer, chosen: str = "", axes: Sequence[str] = AXES) -> Text:
+    """A plan in a line: its stage, its degrees by `axes`, and what else is `chosen`; unsaid, all that is."""
+    split = degrees(plan, axes)
+    said = chosen or ", ".join((plan["precision"], plan["optimizer"], f"seq {plan['seq']}", batch(plan), ways(plan)))
+    return Text(f"plan: zero_stage {plan['zero_stage']}, {f'{split}, ' if split else ''}{said}")
+
+
+def on_card(answer: Answer) -> Document:
+    """The model, the cards it is asked about, the engine, the plan and its defaults; no plan where it has no words."""
+    plan = answer["plan"]
+    if plan is None:
+        return [Text(f"{answer['model']}, {engine(answer['profile'])}"), *assumed(answer)]
+    at = f" on {card(answer['accelerator'], answer['usable_bytes'])}" if answer["usable_bytes"] is not None else ""
+    model = Text(f"{answer['model']} on {gpus(plan['gpus'])}{at}, {engine(answer['profile'])}")
+    return [model, plan_line(plan), *assumed(answer)]
+
+
+def on_ranks(answer: Answer, ran: str = "") -> Document:
+    """The model, the ranks that `ran` it (unsaid, all of them), the engine, the plan and its defaults."""
+    plan = answer["plan"]
+    ranks = "1 rank" if answer["world_size"] == 1 else f"{answer['world_size']} ranks"
+    words = f"{plan['precision']}, {plan['optimizer']}, seq {plan['seq']}, recompute {plan['recompute']}"
+    model = Text(f"{answer['model']} on {ranks}{ran}, {engine(answer['profile'])}", "answer")
+    return [model, plan_line(plan, words), *assumed(answer)]
 
 
 def assumed(answer: Answer) -> Document:

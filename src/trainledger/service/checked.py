@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +16,7 @@ from trainledger.plans.plan import Plans
 from trainledger.rules import RULES, WORDS, Rule, findings
 from trainledger.rules.rule import Finding as Broken
 from trainledger.rules.rule import Severity
-from trainledger.service.common import Note, Run, notes, resolve
+from trainledger.service.common import Note, Run, notes, single_plan
 from trainledger.service.ledger import Engine, PlanDegrees, engine_of
 from trainledger.service.plan_file import SUFFIX, merged, read_config
 from trainledger.service.prove_request import DEFAULTS
@@ -122,12 +121,7 @@ def _degrees(run: Run, plans: Plans) -> PlanDegrees:
 def stands(request: Request, *, model: Model | None = None) -> Stands:
     """The plan as its own words and sizes let it stand."""
     plan, trained = _asked(request)
-    run = resolve(plan, model=model)
-    zero = plan.zero
-    if zero is None:
-        zero = run.zero_unsaid
-        run = dataclasses.replace(run, assumed={**run.assumed, "zero": zero})
-    plans = run.plans([zero])
+    run, plans = single_plan(plan, model=model)
     asked, broken = WORDS, _broken_of(WORDS, run, plans)
     if not any(one.severity == "refuse" and one.rule not in CARD for one in broken):
         asked = tuple(rule for rule in RULES if _concerns(rule, trained=trained is not None))

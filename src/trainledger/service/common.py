@@ -213,15 +213,18 @@ def resolve(request: RunRequest, *, model: Model | None = None) -> Run:
     return Run(setting=setting, columns=columns, gpus=gpus, assumed=assumed, changed=request.set or ())
 
 
+def single_plan(request: PlanRequest, *, model: Model | None = None) -> tuple[Run, Plans]:
+    """The run and its single plan, of which no rule has been asked; a stage that is unsaid is what the engine takes."""
+    run = resolve(request, model=model)
+    if request.zero is not None:
+        return run, run.plans([request.zero])
+    zero = run.zero_unsaid
+    return dataclasses.replace(run, assumed={**run.assumed, "zero": zero}), run.plans([zero])
+
+
 def prepared(request: PlanRequest, *, model: Model | None = None) -> tuple[Run, Plans, Inventory]:
     """The run, its single plan, which every rule that refuses has passed, and its inventory."""
-    request = overlay(request)
-    run = resolve(request, model=model)
-    zero = request.zero
-    if zero is None:
-        zero = run.zero_unsaid
-        run = dataclasses.replace(run, assumed={**run.assumed, "zero": zero})
-    plans = run.plans([zero])
+    run, plans = single_plan(overlay(request), model=model)
     require(REFUSALS, run.setting, plans)
     return run, plans, Inventory(run.setting)
 
