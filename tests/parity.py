@@ -178,10 +178,9 @@ def task_of(cell: Cell, optimizer: str) -> Task:
 def alone(task: Task) -> Task:
     """The same training in a single process that knows no parallelism, all sequences of a step at once."""
     plan = task.spec.plan
-    sequences = plan["mbs"] * plan["num_microbatches"] * plan["dp_replicate"] * plan["dp_shard"]
     spec = msgspec.structs.replace(
         task.spec,
-        plan={**dict.fromkeys(plan, 1), "sp": 0, "zero_stage": 0, "mbs": sequences},
+        plan={**dict.fromkeys(plan, 1), "sp": 0, "zero_stage": 0, "mbs": task.spec.sequences_per_step},
         schedule="1f1b",
         recompute="none",
         early_stop=True,

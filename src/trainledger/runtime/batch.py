@@ -38,10 +38,8 @@ class Drawn:
 
 def global_batch(spec: RunSpec, step: int) -> Batch:
     """(tokens, labels) [sequences, seq] of one optimizer step, drawn from `spec.seed` and the step."""
-    plan = spec.plan
-    sequences = plan["mbs"] * plan["num_microbatches"] * plan["dp_replicate"] * plan["dp_shard"]
     generator = torch.Generator().manual_seed(spec.seed * SEED_STRIDE + step)
-    drawn = torch.randint(0, spec.model.vocab_size, (sequences, spec.seq + 1), generator=generator)
+    drawn = torch.randint(0, spec.model.vocab_size, (spec.sequences_per_step, spec.seq + 1), generator=generator)
     return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
 
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from trainledger.errors import BadInput
+from trainledger.runtime.files import write_whole
 from trainledger.runtime.launch.environment import one_machine
 from trainledger.runtime.launch.failure import failure_of
 from trainledger.runtime.launch.rank import ORPHANED
@@ -112,13 +113,6 @@ def agree(digest: str) -> None:
             f"{digests[others[0]][:12]}, the rest {meant[:12]}): start every node with the same model, plan and flags, "
             "and the same release of trainledger"
         )
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is either absent or complete."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(content)
-    part.replace(path)
 
 
 def _run(job: Program, spec_file: Path, out: Path) -> None:

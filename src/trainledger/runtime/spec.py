@@ -76,3 +76,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     def digest(self) -> str:
         """Hash of everything above, which all ranks must share."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+    @property
+    def sequences_per_step(self) -> int:
+        """The global batch: sequences of all micro-batches of all replicas."""
+        plan = self.plan
+        return plan["mbs"] * plan["num_microbatches"] * plan["dp_replicate"] * plan["dp_shard"]

@@ -111,11 +111,11 @@ def _whole(request: LadderRequest) -> Planned:
 
 def _shrunken(request: LadderRequest, counts: Sequence[int], rungs: Sequence[Planned]) -> list[Planned]:
     """The same runs of the model that is made small for the most ranks, with micro-batches in the same ratio."""
-    most = planned(_plain(request, gpus=counts[-1], gbs=_gbs(rungs[-1])))
+    most = planned(_plain(request, gpus=counts[-1], gbs=rungs[-1].spec.sequences_per_step))
     small, row = most.spec, most.spec.plan
     model: Found = dict(small.config), small.model
     sizes: dict[str, Any] = {"seq": small.seq, "mbs": row["mbs"], "pp_layout": small.pp_layout or None}
-    gbs = row["num_microbatches"] * row["mbs"] * row["dp_replicate"] * row["dp_shard"]
+    gbs = small.sequences_per_step
     found: list[Planned] = []
     for count, rung in zip(counts, rungs, strict=True):
         here = gbs if request.scaling == "strong" else gbs * count // counts[-1]
@@ -123,11 +123,6 @@ def _shrunken(request: LadderRequest, counts: Sequence[int], rungs: Sequence[Pla
         now = planned(plain, model)
         found.append(dataclasses.replace(now, asked=rung.asked, shrunken=most.shrunken))
     return found
-
-
-def _gbs(plan: Planned) -> int:
-    row = plan.plans.row(0)
-    return row["num_microbatches"] * row["mbs"] * row["dp_replicate"] * row["dp_shard"]
 
 
 def ranks_of(plan: Planned) -> int:

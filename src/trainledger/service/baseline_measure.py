@@ -105,13 +105,13 @@ def _steps(number: int, seen: Timing) -> list[Step]:
 
 def rung(of: Ready, found: Proof, timings: Timings) -> Rung:
     """All that is kept of one rung."""
-    spec, plan = of.plan.spec, of.plan.spec.plan
+    spec = of.plan.spec
     peaks = [one.allocator_peak_bytes for one in timings.last]
     predicted = [of.predictions.of(rank) for rank in of.predictions.ranks]
     return Rung(
         ranks=ranks_of(of.plan),
         spec=msgspec.to_builtins(spec),
-        tokens=spec.seq * plan["mbs"] * plan["num_microbatches"] * plan["dp_replicate"] * plan["dp_shard"],
+        tokens=spec.seq * spec.sequences_per_step,
         flop=max(sum(amount.amount for amount in one.flop.values()) for one in predicted),
         calls=max(sum(sent.count for sent in one.calls) for one in predicted),
         wire_bytes=max(one.wire_bytes for one in predicted),

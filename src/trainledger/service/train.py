@@ -16,6 +16,7 @@ from trainledger.plans.ranks import world_size
 from trainledger.reconcile.proof import proof
 from trainledger.reconcile.verdict import Unexplained, Verdict
 from trainledger.report.curves import page
+from trainledger.runtime.files import write_whole
 from trainledger.runtime.progress import Progress
 from trainledger.runtime.train.metrics import Line, lines_of
 from trainledger.runtime.train.result import Layer, Trained, Written
@@ -237,6 +238,4 @@ def _draw(one: Ready, response: Response | None, wrong: str) -> None:
         "precision": one.spec.run.precision,
         "steps": f"{steps[-1].step} of {one.spec.run.steps}",
     }
-    part = out / f".{REPORT}.part"
-    part.write_text(page(out.name, facts, steps, msgspec.to_builtins(response), wrong), encoding="utf-8")
-    part.replace(out / REPORT)
+    write_whole(out / REPORT, page(out.name, facts, steps, msgspec.to_builtins(response), wrong).encode())

@@ -15,10 +15,11 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
 from trainledger.errors import BadInput
-from trainledger.runtime.checkpoint.folders import published, sync
+from trainledger.runtime.checkpoint.folders import published
 from trainledger.runtime.checkpoint.manifest import STATE, verify, write_json
 from trainledger.runtime.checkpoint.parts import WEIGHTS, Box, Part
 from trainledger.runtime.checkpoint.storage import LoadPlanner, Reader
+from trainledger.runtime.files import sync
 from trainledger.runtime.model.weights import save_safetensors, split_stack
 
 FILE_BYTES = 5_000_000_000

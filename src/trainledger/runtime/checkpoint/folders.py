@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 import shutil
 from collections.abc import Collection
@@ -13,6 +12,7 @@ from typing import IO, NamedTuple
 
 from trainledger.errors import BadInput
 from trainledger.runtime.checkpoint.manifest import MANIFEST, Damaged, Manifest, check_sizes, read_manifest
+from trainledger.runtime.files import sync
 
 _PUBLISHED = re.compile(r"step-(\d{8,})")
 _PARTIAL, _REPLACED = ".partial", ".replaced"
@@ -137,15 +137,6 @@ def lock(folder: Path) -> IO[bytes]:
             f"another run saves its checkpoints in {folder}; wait until it has ended, or name another folder"
         ) from error
     return file
-
-
-def sync(folder: Path) -> None:
-    """Names in a folder are on disk when this returns."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def discard(partial: Path) -> None:

@@ -51,8 +51,7 @@ def _check_tokenizer(file: TokenFile, tokenizer: Tokenizer) -> None:
 
 
 def _check_length(spec: RunSpec, train: TokenFile) -> None:
-    plan = spec.plan
-    step = plan["mbs"] * plan["num_microbatches"] * plan["dp_replicate"] * plan["dp_shard"]
+    step = spec.sequences_per_step
     have = train.sequences(spec.seq)
     if have < step:
         raise Refused(

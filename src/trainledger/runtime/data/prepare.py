@@ -15,6 +15,7 @@ import msgspec
 from trainledger.errors import BadInput
 from trainledger.runtime.data.token_file import CHUNK_BYTES, START_BYTES, Facts, TokenFile, append, dtype_of, header
 from trainledger.runtime.data.tokenizer import Ids, Tokenizer, open_tokenizer
+from trainledger.runtime.files import sync
 
 TRAIN, HELD_OUT = "train.tokens", "held-out.tokens"
 MOST_HELD_OUT = 0.5
@@ -152,11 +153,7 @@ def _renamed(beside: Path, out: Path) -> None:
         if not out.exists():
             raise
         return
-    folder = os.open(out.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(out.parent)
 
 
 def _mask() -> int:

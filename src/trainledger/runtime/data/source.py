@@ -37,7 +37,7 @@ class Tokens:
         self._seq, self._mbs = spec.seq, plan["mbs"]
         self._own = self._mbs * plan["num_microbatches"]
         self._offset = replica * self._own
-        self._all = self._own * plan["dp_replicate"] * plan["dp_shard"]
+        self._all = spec.sequences_per_step
         self._order = Order(sequences=file.sequences(spec.seq), seed=spec.seed)
         self._tokens = file.tokens()
         self._start = start or Position()

@@ -64,7 +64,7 @@ def share_of(spec: RunSpec, fallen: Collection[str] = ()) -> Share:
     """What a step of this run computes, and in FP8; `fallen` are layers that have been put back to 16 bits."""
     plan, model = spec.plan, spec.model
     replicas = plan["dp_replicate"] * plan["dp_shard"]
-    sequences = replicas * plan["mbs"] * plan["num_microbatches"]
+    sequences = spec.sequences_per_step
     calls = replicas * plan["num_microbatches"] * plan["cp"] * plan["tp"]
     tokens = sequences * spec.seq
     again = int(spec.recompute == "full")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-import torch.distributed as dist
-
 from trainledger.errors import BadInput
 from trainledger.runtime.precision.casts import CastCounts, casts_of, fall_back
 from trainledger.runtime.precision.share import Share
 from trainledger.runtime.program import Program
 from trainledger.runtime.spec import FP8_RECIPES
+from trainledger.runtime.train.agree import total
 from trainledger.runtime.train.metrics import Lost
 from trainledger.runtime.train.result import Layer
 from trainledger.runtime.train.spec import Fp8Spec
@@ -100,9 +98,7 @@ class Casts:
     def _count_ran(self) -> int:
         fp8 = self._program.precision.fp8
         own = sum(tally.gemms for tally in fp8.tallies.values()) if fp8 is not None else 0
-        total = torch.tensor(own, dtype=torch.int64)
-        dist.all_reduce(total)
-        return int(total)
+        return total(own)
 
     def _none(self, what: str) -> str:
         return (

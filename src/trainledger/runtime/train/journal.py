@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from trainledger.runtime.files import write_whole
 from trainledger.runtime.train.metrics import Line, Metrics, cut_after, set_aside
 from trainledger.runtime.train.spec import METRICS, TOLD, TrainSpec
 
@@ -22,9 +23,7 @@ class Journal:
             return
         folder = Path(spec.out)
         folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f".{TOLD}.part"
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
-        part.replace(folder / TOLD)
+        write_whole(folder / TOLD, msgspec.json.format(msgspec.json.encode(spec), indent=1))
         if step:
             cut_after(folder / METRICS, step)
         else:

@@ -141,7 +141,7 @@ class _Training:
         self.most_bytes = max(self.most_bytes, own_bytes)
         found = self.casts.end()
         self.said += found.said
-        tokens = self.spec.sequences_per_step * self.spec.run.seq
+        tokens = self.spec.run.sequences_per_step * self.spec.run.seq
         if not self.watched:
             self.speeds.append(tokens / took_s)
         line = Line(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import msgspec
+
+from trainledger.runtime.files import write_whole
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +90,8 @@ def lines_of(path: Path) -> Iterator[Line]:
 def cut_after(path: Path, step: int) -> None:
     """Drop the lines of steps that are to be taken again, and a last one that is not whole."""
     if path.exists():
-        _replace(path, (line for line in list(lines_of(path)) if line.step <= step))
+        kept = (msgspec.json.encode(line) + b"\n" for line in lines_of(path) if line.step <= step)
+        write_whole(path, b"".join(kept))
 
 
 def set_aside(path: Path) -> Path | None:
@@ -99,13 +102,3 @@ def set_aside(path: Path) -> Path | None:
     while (aside := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
         number += 1
     return path.rename(aside)
-
-
-def _replace(path: Path, lines: Iterable[Line]) -> None:
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        for line in lines:
-            file.write(msgspec.json.encode(line) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

@@ -79,9 +79,3 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True):
     def digest(self) -> str:
         """Hash of everything above, which all ranks must share."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
-
-    @property
-    def sequences_per_step(self) -> int:
-        """Of the whole job."""
-        plan = self.run.plan
-        return plan["mbs"] * plan["num_microbatches"] * plan["dp_replicate"] * plan["dp_shard"]

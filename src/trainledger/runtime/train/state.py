@@ -39,7 +39,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             self,
             step=line.step,
             tokens=line.tokens,
-            sequences=self.sequences + spec.sequences_per_step,
+            sequences=self.sequences + spec.run.sequences_per_step,
             skipped=self.skipped + line.skipped,
             loss=line.loss,
             losses=(*self.losses, line.loss)[-spec.spike_window :],
