@@ -15,7 +15,7 @@ from trainledger.cli.verbs import VERBS
 from trainledger.facts import families
 from trainledger.facts.cluster import accelerator_names, cluster_names
 from trainledger.facts.families import FAMILY_FILES, model_types
-from trainledger.rules import RULES
+from trainledger.rules import ELSEWHERE, RULES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -117,7 +117,9 @@ def test_every_rule_is_explained() -> None:
     page = text_of("docs/rules.md")
     for rule in RULES:
         assert f"| `{rule.id}` | {rule.severity} |" in page
-    known = {rule.id for rule in RULES}
+    for one in ELSEWHERE:
+        assert f"| `{one.id}` | {one.about} |" in page
+    known = {one.id for one in (*RULES, *ELSEWHERE)}
     refused = {
         rule for page in PAGES for _, output in blocks(page) for rule in re.findall(r"error: \[([^\]]+)\]", output)
     }

@@ -208,7 +208,7 @@ def test_what_torchao_cannot_convert_is_refused_and_never_left_out() -> None:
     spec = llama_spec({}, precision="fp8-rowwise")
     decoder = build_decoder(spec.model, spec.config)
     decoder.set_submodule("model.layers.1.mlp.up_proj", nn.Bilinear(1, 1, 1))
-    with pytest.raises(Refused, match=r"\[fp8-layers\] model.layers.1.mlp.up_proj of .* is a Bilinear"):
+    with pytest.raises(Refused, match=r"\[runtime-fp8-layers\] model.layers.1.mlp.up_proj of .* is a Bilinear"):
         Fp8(spec, CPU).convert(decoder)
 
 

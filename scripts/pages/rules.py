@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainledger.checklist import CHECKS, Check
 from trainledger.checklist.reported import ALIASES, MESSAGES, USAGE, WAITS
-from trainledger.rules import RULES, Rule
+from trainledger.rules import ELSEWHERE, RULES, Rule
 
 INTRO = """# Rules
 
@@ -25,6 +25,15 @@ LEDGER = """
 with their amounts, and the knob to turn; the severity is the gravest that a rule can have.
 
 | id | severity | about | source |
+|---|---|---|---|
+"""
+
+BESIDE = """
+## Of what is run
+
+These refuse a run before it trains, and no plan alone decides them: a config, the files of tokens, or the machine does.
+
+| id | about | refuses | source |
 |---|---|---|---|
 """
 
@@ -65,6 +74,7 @@ def render() -> str:
     sections = (
         (INTRO, [f"| `{r.id}` | {r.severity} | {_about(r)} | {r.source} |" for r in RULES]),
         (LEDGER, [f"| `{c.id}` | {c.severity} | {_engines(c)} | {c.source} |" for c in CHECKS]),
+        (BESIDE, [f"| `{e.id}` | {e.about} | {e.refuses} | trainledger {e.source} |" for e in ELSEWHERE]),
         (REPORTED, [f"| {name} | `{rule}` |" for name, rule in sorted(ALIASES.items())]),
         (UNSAYABLE, [f"| {name} | {why} |" for name, why in sorted(USAGE.items())]),
         (OF_MESSAGES, [f"| {name} | {when} |" for name, when in sorted(MESSAGES.items())]),

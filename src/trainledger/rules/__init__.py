@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from trainledger.rules import activation, advice, checked, dry, engine, layout, particular, pipeline, runtime, shape
+from trainledger.rules.elsewhere import ELSEWHERE, Elsewhere
 from trainledger.rules.rule import Finding, Rule, findings, passing, require, violations
 
 __all__ = [
+    "ELSEWHERE",
     "PLANNER",
     "REFUSALS",
     "RULES",
     "RUNTIME",
     "WORDS",
+    "Elsewhere",
     "Finding",
     "Rule",
     "findings",

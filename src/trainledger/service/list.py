@@ -169,11 +169,15 @@ def _precisions() -> list[dict[str, Any]]:
 
 def _rules() -> list[dict[str, Any]]:
     from trainledger.checklist import CHECKS
-    from trainledger.rules import RULES
+    from trainledger.rules import ELSEWHERE, RULES
 
     rules = [{"name": one.id, "severity": one.severity, "scope": one.scope, "source": one.source} for one in RULES]
     checks = [{"name": one.id, "severity": one.severity, "scope": "ledger", "source": one.source} for one in CHECKS]
-    return rules + checks
+    beside = [
+        {"name": one.id, "severity": "refuse", "scope": one.about, "source": f"trainledger {one.source}"}
+        for one in ELSEWHERE
+    ]
+    return rules + checks + beside
 
 
 _ITEMS = {

@@ -97,7 +97,7 @@ class Fp8:
             layer = decoder.get_submodule(name)
             if type(layer) is not nn.Linear:
                 raise Refused(
-                    "fp8-layers",
+                    "runtime-fp8-layers",
                     f"{name} of {self._spec.model.name} is a {type(layer).__name__}, which torchao does not convert; "
                     "use --precision bf16",
                 )
