@@ -99,6 +99,22 @@ def test_numbers_that_no_flag_can_be_are_refused_in_a_config(tmp_path: Path, val
             assert key in done.err
 
 
+def test_check_asks_of_a_run_what_train_does(tmp_path: Path) -> None:
+    done = run("check", config(tmp_path, run={"keep-last": 0}))
+    assert done.code == 1
+    assert "--keep-last is 0" in done.err
+
+
+def test_a_text_of_one_line_has_nothing_to_hold_out_and_the_message_says_why(tmp_path: Path) -> None:
+    path = config(tmp_path)
+    (tmp_path / "text.txt").write_text("one line " * 2000)
+    done = run("train", path)
+    assert done.code == 1
+    assert f"{tmp_path}/text.txt (18000 B) has no token: it is the lines that begin in the last 0.1" in done.err
+    assert "held-out = 0 for none" in done.err
+    assert ready(Request(model=path, held_out=0.0)).spec.data.held_out == ""
+
+
 def test_tokens_that_were_altered_are_refused_before_they_are_learned(tmp_path: Path) -> None:
     made = Path(ready(Request(model=config(tmp_path))).spec.data.train)
     raw = bytearray(made.read_bytes())

@@ -170,10 +170,13 @@ def _asked(request: Request) -> tuple[PlanRequest, Trained | None]:
     if not tables:
         return asked, None
     from trainledger.service.train_config import configured
+    from trainledger.service.train_limits import check_limits
     from trainledger.service.train_request import Request as TrainRequest
 
     unsaid = {name: value for name, value in DEFAULTS.items() if getattr(asked, name) is None}
-    return msgspec.structs.replace(asked, **unsaid), configured(TrainRequest(model=path))
+    trained = configured(TrainRequest(model=path))
+    check_limits(trained)
+    return msgspec.structs.replace(asked, **unsaid), trained
 
 
 def _concerns(rule: Rule, *, trained: bool) -> bool:

@@ -120,9 +120,7 @@ def _write(path: Path, texts: Sequence[_Text], tokenizer: Tokenizer, text: str, 
             append(file, digest, ids, dtype)
             count += ids.size
         if not count:
-            raise BadInput(
-                f"the {part} part of {len(texts)} texts has no token; give more text, or hold out another share"
-            )
+            raise BadInput(_no_token(texts, part, held_out))
         facts = Facts(
             dtype=dtype,
             count=count,
@@ -137,6 +135,18 @@ def _write(path: Path, texts: Sequence[_Text], tokenizer: Tokenizer, text: str, 
         file.write(header(facts))
         file.flush()
         os.fsync(file.fileno())
+
+
+def _no_token(texts: Sequence[_Text], part: Part, held_out: float) -> str:
+    """What to do about a part that came out empty: a text is divided between two of its lines."""
+    first, more = texts[0].path, len(texts) - 1
+    named = f"{first} ({texts[0].size} B){f' and {more} more' if more else ''}"
+    if part == "held-out":
+        return (
+            f"the held-out part of {named} has no token: it is the lines that begin in the last {held_out:g} of each "
+            "text; give text with more lines, a larger held-out, or held-out = 0 for none"
+        )
+    return f"the train part of {named} has no token; give more text, or hold less of it out"
 
 
 def _encoded(texts: Sequence[_Text], tokenizer: Tokenizer, part: Part) -> Iterator[Ids]:
