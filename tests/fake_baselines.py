@@ -13,7 +13,7 @@ from trainledger.reconcile.verdict import Verdict
 from trainledger.records.record import Baseline, Machine, Rung, Step
 from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
-from trainledger.runtime.timed import Timed, TimedStep, Timing
+from trainledger.runtime.timing.timed import Timed, TimedStep, Timing
 from trainledger.service.prove_launch import How
 from trainledger.service.prove_plan import planned
 from trainledger.service.prove_request import Request

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from gathered import full_gradients
 from trainledger.facts.model import Model
 from trainledger.facts.model_load import load_with_config
 from trainledger.facts.workload import Workload
@@ -33,7 +34,6 @@ from trainledger.plans.ranks import world_size
 from trainledger.plans.setting import Setting, make_setting
 from trainledger.rules import REFUSALS, RUNTIME, require
 from trainledger.rules.runtime import DRY
-from trainledger.runtime.gather import full_gradients
 from trainledger.runtime.launch.fork import run_forked
 from trainledger.runtime.model import Decoder
 from trainledger.runtime.model.moe import Moe

@@ -1,6 +1,6 @@
 """One record of the run book: a baseline, a plan that was run at several numbers of ranks, with all that was measured.
 
-Times are those of each step, not of means, and each has the time of a fixed reference beside it (runtime/reference.py).
+Times are those of each step, not of means, and each has the time of a fixed reference beside it (runtime/timing).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from trainledger.runtime.launch.rank import ORPHANED
 from trainledger.runtime.observe.observation import Observation
 from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
-from trainledger.runtime.timed import Timed, Timing
+from trainledger.runtime.timing.timed import Timed, Timing
 from trainledger.runtime.train.result import Trained
 from trainledger.runtime.train.spec import TrainSpec
 
@@ -70,7 +70,7 @@ def observed(spec: RunSpec, progress: Progress) -> Observation:
 
 def measured(timed: Timed, progress: Progress) -> Timing:
     """Put the steps of `timed` on the clock on this rank, once all ranks have agreed that it is the same run."""
-    from trainledger.runtime.measure import measure
+    from trainledger.runtime.timing.measure import measure
 
     agree(timed.digest)
     return measure(timed, progress)

@@ -14,7 +14,7 @@ from trainledger.runtime.observe.observer import Observer
 from trainledger.runtime.program import Program
 from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
-from trainledger.runtime.world import World
+from trainledger.runtime.world import World, device_here
 
 
 def run(spec: RunSpec, progress: Progress, *, fake: FakeTensorMode | None = None) -> Observation:
@@ -40,8 +40,3 @@ def run(spec: RunSpec, progress: Progress, *, fake: FakeTensorMode | None = None
                 losses.append(loss)
     progress(spec.steps, spec.steps, "done")
     return observer.result(dist.get_rank(), spec.digest, losses)
-
-
-def device_here() -> torch.device:
-    """The CUDA device of this process where its group talks through NCCL, else the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else torch.device("cpu")

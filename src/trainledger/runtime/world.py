@@ -120,3 +120,8 @@ class World:
         if 1 in self.expert_mesh.shape:
             return self.expert_mesh["expert_dp_shard" if self.expert_mesh.size(0) == 1 else "dp_replicate"]
         return self.expert_mesh._flatten("expert_dp")
+
+
+def device_here() -> torch.device:
+    """The CUDA device of this process where its group talks through NCCL, else the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else torch.device("cpu")

@@ -15,7 +15,7 @@ from trainledger.records.record import Baseline, Rung
 from trainledger.records.scaling import CERTAIN
 from trainledger.runtime.progress import Progress
 from trainledger.runtime.spec import RunSpec
-from trainledger.runtime.timed import Timed
+from trainledger.runtime.timing.timed import Timed
 from trainledger.service.baseline_book import find
 from trainledger.service.baseline_measure import Clock, in_turns, on_the_clock
 from trainledger.service.baseline_request import BOOK, MOST_ROUNDS, MOST_STEPS, ROUNDS, STEPS

@@ -16,7 +16,7 @@ from trainledger.reconcile.verdict import Proof
 from trainledger.records.record import Rung, Step
 from trainledger.runtime.launch.memory import check_host_memory
 from trainledger.runtime.progress import Progress
-from trainledger.runtime.timed import Timed, Timing
+from trainledger.runtime.timing.timed import Timed, Timing
 from trainledger.service.baseline_ladder import ranks_of
 from trainledger.service.prove import Predictions, check_runtime
 from trainledger.service.prove_launch import How, Runner

@@ -20,7 +20,7 @@ from trainledger.reconcile.verdict import WRONG
 from trainledger.records.record import Baseline, Machine, Rung, Scaling
 from trainledger.records.scaling import Scaled, scaled
 from trainledger.runtime.progress import Progress
-from trainledger.runtime.timed import Timed, Timing
+from trainledger.runtime.timing.timed import Timed, Timing
 from trainledger.service.baseline_book import Exported, book, book_path
 from trainledger.service.baseline_ladder import ladder
 from trainledger.service.baseline_measure import Clock, Ready, in_turns, observed, on_the_clock, ready, rung

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from trainledger.runtime.observe.observation import Observation
     from trainledger.runtime.progress import Progress
     from trainledger.runtime.spec import RunSpec
-    from trainledger.runtime.timed import Timed, Timing
+    from trainledger.runtime.timing.timed import Timed, Timing
     from trainledger.runtime.train.result import Trained
     from trainledger.runtime.train.spec import TrainSpec
 
@@ -54,7 +54,7 @@ def run_timed(
     from trainledger.runtime.launch.fork import run_forked
     from trainledger.runtime.launch.memory import check_host_memory
     from trainledger.runtime.launch.torchrun import Job, run_job
-    from trainledger.runtime.timed import Timing
+    from trainledger.runtime.timing.timed import Timing
 
     ranks = world_size(timed.run.plan)
     if cluster_args is not None:
@@ -110,7 +110,7 @@ def _measured(rank: int, timed: bytes) -> Timing:
 
     from trainledger.runtime.launch.rank import report
     from trainledger.runtime.main import measured
-    from trainledger.runtime.timed import Timed
+    from trainledger.runtime.timing.timed import Timed
 
     return measured(msgspec.json.decode(timed, type=Timed), report)
 

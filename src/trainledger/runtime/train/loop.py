@@ -19,7 +19,6 @@ from trainledger.runtime.observe.observer import Observer
 from trainledger.runtime.observe.tensors import local_part
 from trainledger.runtime.program import Program, Stepped
 from trainledger.runtime.progress import Progress
-from trainledger.runtime.run import device_here
 from trainledger.runtime.train.agree import Agreed, agree_on, most, total
 from trainledger.runtime.train.casts import Casts
 from trainledger.runtime.train.data import data_of
@@ -32,7 +31,7 @@ from trainledger.runtime.train.spec import CHECKPOINTS, REPORT, STOP, TrainSpec
 from trainledger.runtime.train.state import State, begun, state_from
 from trainledger.runtime.train.stop import Diverged, Spikes, StopRequest
 from trainledger.runtime.watch import Unwatched
-from trainledger.runtime.world import World
+from trainledger.runtime.world import World, device_here
 
 OBSERVED = 3
 """The step of a process that is observed: DDP is settled from it on, and those after it are not slowed by looking."""

@@ -10,10 +10,9 @@ import torch.distributed as dist
 from trainledger.runtime.faults import FAULTS
 from trainledger.runtime.program import Program
 from trainledger.runtime.progress import Progress
-from trainledger.runtime.reference import VERSION, Beside, Reference
-from trainledger.runtime.run import device_here
-from trainledger.runtime.timed import Timed, TimedStep, Timing
-from trainledger.runtime.world import World
+from trainledger.runtime.timing.reference import VERSION, Beside, Reference
+from trainledger.runtime.timing.timed import Timed, TimedStep, Timing
+from trainledger.runtime.world import World, device_here
 
 SHARE, LONGEST_S = 0.5, 0.25
 """Of a step, how long the reference beside it takes, and at most: one that is much shorter meets less of a machine that
