@@ -183,6 +183,23 @@ def test_ten_worlds_of_eight_lose_a_rank(seed: int, tmp_path: Path) -> None:
     kill_one_of(8, folder, seed)
 
 
+def test_the_server_does_not_hear_a_terminal_while_it_imports_torch() -> None:
+    status = Path(f"/proc/{server_pid()}/status").read_text(encoding="utf-8")
+    blocked = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigBlk:"))
+    assert blocked & 1 << (signal.SIGINT - 1)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "and this process does"
+
+
+def test_a_server_that_ends_before_it_has_forked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(fds: object) -> None:
+        del fds
+        raise EOFError
+
+    monkeypatch.setattr(forkserver, "connect_to_new_process", gone)
+    with pytest.raises(RankFailed, match="rank 0 of 2 was not started: the process that forks ranks ended"):
+        run_forked(2, targets.environment)
+
+
 GONE_S = 10
 """Seconds after which nothing of a run that was killed may be left."""
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import signal
 import sys
 import tempfile
 import types
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Pipe
 from multiprocessing.util import get_temp_dir
 from typing import TypeVar, TypeVarTuple
@@ -72,13 +74,35 @@ def _start(seat: Seat, job: bytes, *, in_main: bool) -> Member:
     context.set_forkserver_preload(["trainledger.runtime.launch.preload"])
     ours, theirs = Pipe()
     process = context.Process(target=serve, args=(theirs, seat, job), name=f"rank-{seat.rank}", daemon=True)
-    if in_main:
-        process.start()
-    else:
-        with _without_main():
+    try:
+        with nullcontext() if in_main else _without_main():
+            with _deaf_to_interrupts():
+                forkserver.ensure_running()
             process.start()
+    except (EOFError, ConnectionError) as error:
+        raise RankFailed(
+            seat.rank,
+            None,
+            f"rank {seat.rank} of {seat.world} was not started: the process that forks ranks ended, as when it is "
+            "killed or memory runs out; run it again, with fewer ranks where memory is short",
+        ) from error
     theirs.close()
     return Member(seat, process, ours)  # pyright: ignore[reportArgumentType]  # the type of another platform
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Generator[None]:
+    """What is started within does not hear Ctrl-C, which a terminal sends to all: only this process acts on it.
+
+    The server ignores it once it serves, but not in the seconds in which it imports torch.
+    """
+    # the standard library starts its tracker with the server, and unblocks what it had blocked for that
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
