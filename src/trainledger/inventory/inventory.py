@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -18,6 +20,11 @@ from trainledger.plans.plan import Plans
 from trainledger.plans.setting import Setting
 from trainledger.schedules import find_schedule
 
+Found = TypeVar("Found")
+
+KEPT = 64
+"""How many answers about single plans are remembered."""
+
 
 class Inventory:
     """The tensors, buffers and stages of one Setting."""
@@ -25,6 +32,18 @@ class Inventory:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self._stages: dict[tuple[int, int], StageTable] = {}
+        self._known: dict[tuple[str, bytes], object] = {}
+
+    def once(self, what: str, plans: Plans, make: Callable[[], Found]) -> Found:
+        """What follows from a single plan and is asked for again by everything that is said of it; else made anew."""
+        if len(plans) != 1:
+            return make()
+        key = what, b"".join([column.tobytes() for _, column in plans.columns()])
+        if key not in self._known:
+            if len(self._known) >= KEPT:
+                self._known.clear()
+            self._known[key] = make()
+        return cast("Found", self._known[key])
 
     @cached_property
     def table(self) -> TensorTable:

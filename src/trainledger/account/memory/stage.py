@@ -102,6 +102,10 @@ class StageMemory:
 
 def stage_memory(inventory: Inventory, plans: Plans) -> StageMemory:
     """Every place of every distinct stage of each plan."""
+    return inventory.once("stages", plans, lambda: _stage_memory(inventory, plans))
+
+
+def _stage_memory(inventory: Inventory, plans: Plans) -> StageMemory:
     distinct, which = plans.distinct(COLUMNS)
     acting = active(inventory, distinct)
     parts, index = distinct_shares(inventory, plans)

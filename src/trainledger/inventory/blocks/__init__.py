@@ -51,7 +51,8 @@ UNLIKE: dict[str, Callable[[Plans], NDArray[np.bool_]]] = {
 
 def parts_of(inventory: Inventory, plans: Plans) -> Parts:
     """The tapes of one micro-batch on one rank of each plan."""
-    return MANNERS[inventory.setting.profile.memory.blocks](inventory, Sizes(inventory.setting, plans))
+    manner = MANNERS[inventory.setting.profile.memory.blocks]
+    return inventory.once("parts", plans, lambda: manner(inventory, Sizes(inventory.setting, plans)))
 
 
 def alike(inventory: Inventory, plans: Plans) -> list[NDArray[np.int64]]:

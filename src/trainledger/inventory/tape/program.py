@@ -150,20 +150,24 @@ class Program:
         if made:
             given = made.items()
             extra = tuple([self.value(f"{name}: {what}", amount, differentiable=False) for what, amount in given])
-        self.add(
-            name,
-            taken,
-            (output,),
-            keeps=(*keeps, *extra, output) if keeps_output else (*keeps, *extra),
-            made=extra,
-            weights=tuple(weights.items()) if weights else (),
-            work=_several(work),
-            back_work=_several(back_work),
-            passes=passes,
-            first_over=first_over,
-            grad_into=grad_into,
-            pinned=pinned,
-            product=product,
+        self._add(
+            Op(
+                name=name,
+                inputs=taken,
+                outputs=(output,),
+                keeps=(*keeps, *extra, output) if keeps_output else (*keeps, *extra),
+                made=extra,
+                weights=tuple(weights.items()) if weights else (),
+                work=_several(work),
+                back_work=_several(back_work),
+                passes=passes,
+                first_over=first_over,
+                grad_into=grad_into,
+                region=self._region,
+                pinned=pinned,
+                product=product,
+                at=len(self.sizes),
+            )
         )
         return output
 
@@ -180,65 +184,34 @@ class Program:
         self.add(name, (value,), (output,), passes=True)
         return output
 
-    def add(
-        self,
-        name: str,
-        inputs: tuple[Value, ...],
-        outputs: tuple[Value, ...],
-        *,
-        keeps: tuple[Value, ...] = (),
-        made: tuple[Value, ...] = (),
-        weights: tuple[tuple[str, Bytes], ...] = (),
-        work: tuple[Bytes, ...] = (),
-        back_work: tuple[Bytes, ...] = (),
-        passes: bool = False,
-        first_over: bool = False,
-        grad_into: Value | None = None,
-        pinned: bool = False,
-        product: bool = False,
-    ) -> None:
-        """Add an operation, of which `outputs` and `made` are new tensors of this program."""
-        sizes, region = self.sizes, self._region
-        at = len(sizes)
-        sizes += work
-        sizes += back_work
+    def add(self, name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], *, passes: bool = False) -> None:
+        """Add an operation that keeps nothing and needs nothing beside; `outputs` are new tensors of this program."""
+        at = len(self.sizes)
+        self._add(Op(name=name, inputs=inputs, outputs=outputs, passes=passes, region=self._region, at=at))
+
+    def _add(self, op: Op) -> None:
+        sizes, keeps, made, weights = self.sizes, op.keeps, op.made, op.weights
+        sizes += op.work
+        sizes += op.back_work
         sizes += [nbytes for _, nbytes in weights]
-        self.ops.append(
-            Op(
-                name=name,
-                inputs=inputs,
-                outputs=outputs,
-                keeps=keeps,
-                made=made,
-                weights=weights,
-                work=work,
-                back_work=back_work,
-                passes=passes,
-                first_over=first_over,
-                grad_into=grad_into,
-                region=region,
-                pinned=pinned,
-                product=product,
-                at=at,
-            )
-        )
+        self.ops.append(op)
         self._outlines.append(
             (
-                name,
-                at,
-                len(work),
-                len(back_work),
-                passes,
-                first_over,
-                pinned,
-                product,
-                region,
-                -1 if grad_into is None else grad_into.at,
-                _places(inputs),
-                _named(outputs),
+                op.name,
+                op.at,
+                len(op.work),
+                len(op.back_work),
+                op.passes,
+                op.first_over,
+                op.pinned,
+                op.product,
+                op.region,
+                -1 if op.grad_into is None else op.grad_into.at,
+                _places(op.inputs),
+                _named(op.outputs),
                 _places(keeps) if keeps else keeps,
                 _named(made) if made else made,
-                tuple([weight for weight, _ in weights]) if weights else weights,
+                tuple([name for name, _ in weights]) if weights else weights,
             )
         )
 
