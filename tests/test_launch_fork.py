@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ import pytest
 
 import launch_targets as targets
 from trainledger.runtime.launch.fork import RankFailed, run_forked
+from trainledger.runtime.launch.rank import ORPHANED, Seat, serve
 
 
 @pytest.fixture(autouse=True)
@@ -188,6 +190,18 @@ def test_the_server_does_not_hear_a_terminal_while_it_imports_torch() -> None:
     blocked = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigBlk:"))
     assert blocked & 1 << (signal.SIGINT - 1)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "and this process does"
+
+
+def test_a_rank_that_is_forked_after_its_parent_has_gone_says_nothing(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = multiprocessing.Pipe()
+    gone = Seat(rank=0, world=1, folder=str(tmp_path / "gone"), server="", threads=1, group_s=1.0, show=False)
+    late = context.Process(target=serve, args=(theirs, gone, b""), daemon=True)
+    late.start()
+    theirs.close()
+    late.join(GONE_S)
+    assert late.exitcode == ORPHANED
+    ours.close()
 
 
 def test_a_server_that_ends_before_it_has_forked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

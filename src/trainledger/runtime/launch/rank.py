@@ -111,7 +111,11 @@ def serve(pipe: Connection[Any, Any], seat: Seat, job: bytes) -> None:
 
 def _keep_output(seat: Seat) -> None:
     """Send the rank's output, of Python and of C++, into its log."""
-    log = os.open(seat.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        log = os.open(seat.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except FileNotFoundError:
+        # the parent ended before this rank was forked, and took the folder of the world with it
+        os._exit(ORPHANED)
     faulthandler.register(STACK_SIGNAL, file=log, all_threads=False)
     if not seat.show:
         os.dup2(log, 1)
