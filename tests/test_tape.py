@@ -311,3 +311,25 @@ def test_a_local_variable_holds_its_tensor_in_a_second_run_too() -> None:
     tape = walk(program, out)
     assert at(tape, "again", "down") == 4 + 4 + 8 + 16 + 4
     assert at(tape, "again", "add") == 4 + 4 + 16 + 4 + 4
+
+
+def scaled(size: int, *, work: int = 0, held: bool = False, differentiable: bool = True) -> Tape:
+    program = Program()
+    x = program.input("x", size, differentiable=differentiable)
+    up = program.op("up", x, 4 * size, keeps=(x,), work=work)
+    if held:
+        program.hold(up, through_backward=True)
+    return walk(program, program.op("down", up, size))
+
+
+def test_programs_that_differ_in_sizes_alone_are_walked_once_and_keep_their_own_sizes() -> None:
+    small, large = scaled(2), scaled(3)
+    assert small.lifetimes is large.lifetimes
+    assert (small.saved * 3).tolist() == (large.saved * 2).tolist()
+    assert [storage.nbytes for storage in large.storages] != [storage.nbytes for storage in small.storages]
+
+
+@pytest.mark.parametrize("other", [scaled(2, work=1), scaled(2, held=True), scaled(2, differentiable=False)])
+def test_programs_that_differ_in_anything_else_are_walked_apart(other: Tape) -> None:
+    assert other.lifetimes is not scaled(2).lifetimes
+    assert other.totals.tolist() != scaled(2).totals.tolist()
