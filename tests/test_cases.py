@@ -143,6 +143,7 @@ def _wrong_request(run: Run, asked: Asked) -> list[str]:
     """What `check` says of the message otherwise: the tensor is the first candidate, or is inverted to the tokens."""
     given = msgspec.structs.asdict(asked_of(run))
     found = check.run(check.Request(**given, message=asked.message))
+    assert isinstance(found, check.Response)
     if asked.tokens is not None:
         least, most = asked.tokens
         if any(one.family == asked.tensor and least <= one.tokens_at_least <= most for one in found.inversions):
