@@ -6,9 +6,8 @@ SGD, because AdamW divides by the size of a gradient and so hides a factor in it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -17,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from parallel_runs import CHECKED, GROUPED, Gradients, run_spec
 from trainledger.facts.model_load import load_with_config
 from trainledger.runtime.batch import global_batch
 from trainledger.runtime.model import Decoder, build_decoder, init_weights
@@ -29,35 +29,18 @@ from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.tensors import plain_name
 from trainledger.runtime.world import World
 
-SEQ = 16
-CHECKED = (1, 10)
-"""Steps whose gradients are compared; the last is the end of a run."""
 COUNTED = (1, 2)
 """Steps whose collectives are counted; nothing may be exchanged in the first that is not in the second."""
 RATE = 0.05
 
-Gradients = dict[str, np.ndarray[Any, Any]]
-
 
 def spec_of(plan: Mapping[str, int], *, layers: int = 4, tied: bool = False, vocab: int = 67, **fields: str) -> RunSpec:
     """A RunSpec of a small decoder, with the columns of a plan that are not 1; 67 rows divide over no ranks evenly."""
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "vocab_size": vocab,
-        "tie_word_embeddings": str(tied).lower(),
-    }
+    tie = str(tied).lower()
+    sizes = {**GROUPED, "num_hidden_layers": layers, "vocab_size": vocab, "tie_word_embeddings": tie}
     config, model = load_with_config("llama-3-8b", overrides={key: str(value) for key, value in sizes.items()})
-    alone = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "dp_shard", "mbs"), 1)
-    columns = {**alone, "num_microbatches": 4, "sp": 0, "zero_stage": 0, **plan, "etp": plan.get("tp", 1)}
-    spec = RunSpec(
-        model=model, config=config, plan=columns, seq=SEQ, optimizer="sgd", learning_rate=RATE, clip_norm=0.0
-    )
-    return msgspec.structs.replace(spec, **fields)
+    columns = {"num_microbatches": 4, **plan, "etp": plan.get("tp", 1)}
+    return run_spec(config, model, columns, **{"optimizer": "sgd", "learning_rate": RATE, "clip_norm": 0.0, **fields})
 
 
 def enlarge(module: torch.nn.Module) -> None:

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+import parallel_runs
 from model_cases import CASES, facts
+from parallel_runs import CHECKED, RATE, Gradients, batch_of, run_spec
 from strategies import calls_of, setting_of
 from trainledger.facts.model import Model
 from trainledger.facts.model_load import load_with_config
@@ -36,41 +38,9 @@ from trainledger.runtime.tensors import kept_parameters
 from trainledger.runtime.watch import Unwatched
 from trainledger.runtime.world import World
 
-SEQ = 16
-CHECKED = (1, 10)
-"""Steps whose gradients are compared, the last of them the end of a run."""
-RATE = 0.1
-
-Gradients = dict[str, np.ndarray[Any, Any]]
-
-GROUPED: dict[str, object] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 64,
-}
-LATENT: dict[str, object] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "moe_intermediate_size": 16,
-    "num_hidden_layers": 3,
-    "first_k_dense_replace": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_group": 1,
-    "topk_group": 1,
-    "q_lora_rank": 12,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 8,
-    "vocab_size": 64,
-}
+GROUPED = {**parallel_runs.GROUPED, "vocab_size": 64}
+LATENT = {**parallel_runs.LATENT, "num_hidden_layers": 3, "vocab_size": 64}
+"""Sizes that tensor parallelism cuts evenly."""
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "untied": ("llama-3-8b", GROUPED),
     "tied": ("llama-3-8b", {**GROUPED, "tie_word_embeddings": "true"}),
@@ -96,30 +66,17 @@ def spec_of_case(case: str, plan: Mapping[str, int], **fields: object) -> RunSpe
 
 
 def _spec(model: Model, config: dict[str, Any], plan: Mapping[str, int], **fields: object) -> RunSpec:
-    alone = dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "dp_replicate", "dp_shard", "mbs"), 1)
-    columns = {**alone, "num_microbatches": 1, "sp": 0, "zero_stage": 0, **plan}
-    spec = RunSpec(model=model, config=config, plan={**columns, "etp": columns["tp"]}, seq=SEQ)
-    return msgspec.structs.replace(spec, **fields)
+    return msgspec.structs.replace(run_spec(config, model, {**plan, "etp": plan.get("tp", 1)}), **fields)
 
 
 def fresh(spec: RunSpec) -> Decoder:
-    """The whole decoder, its matrices large enough that attention and routing matter."""
-    decoder = build_decoder(spec.model, spec.config)
-    init_weights(decoder, spec.seed)
+    """The same decoder as for other tests, its norms and biases unlike each other as well."""
+    decoder = parallel_runs.fresh(spec)
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
-            if parameter.dim() > 1 and "norm" not in name:
-                parameter.mul_(5)
-            else:
+            if parameter.dim() == 1 or "norm" in name:
                 parameter.add_(torch.linspace(-0.1, 0.1, parameter.shape[-1]))
     return decoder
-
-
-def batch_of(spec: RunSpec, step: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, labels) [sequences, seq]."""
-    generator = torch.Generator().manual_seed(step)
-    drawn = torch.randint(0, spec.model.vocab_size, (sequences, spec.seq + 1), generator=generator)
-    return drawn[:, :-1], drawn[:, 1:]
 
 
 def trained_whole(spec: RunSpec, checked: Sequence[int] = CHECKED) -> dict[int, Gradients]:
@@ -128,7 +85,7 @@ def trained_whole(spec: RunSpec, checked: Sequence[int] = CHECKED) -> dict[int, 
     optimizer = torch.optim.SGD(decoder.parameters(), lr=RATE)
     found: dict[int, Gradients] = {}
     for step in range(1, checked[-1] + 1):
-        tokens, labels = batch_of(spec, step, _sequences(spec))
+        tokens, labels = batch_of(spec, step, spec.sequences_per_step)
         parts = len(tokens) // spec.plan["mbs"]
         for part, own in zip(tokens.chunk(parts), labels.chunk(parts), strict=True):
             (loss_of(decoder(part), own, spec, None) / parts).backward()
@@ -137,11 +94,6 @@ def trained_whole(spec: RunSpec, checked: Sequence[int] = CHECKED) -> dict[int, 
         optimizer.step()
         optimizer.zero_grad()
     return found
-
-
-def _sequences(spec: RunSpec) -> int:
-    plan = spec.plan
-    return plan["mbs"] * plan["num_microbatches"] * plan["dp_replicate"] * plan["dp_shard"]
 
 
 def _array(gradient: torch.Tensor | None) -> np.ndarray[Any, Any]:
@@ -172,7 +124,7 @@ class Run:
     def backward(self, step: int) -> None:
         """The gradients of one step."""
         plan, place = self.spec.plan, self.world.place
-        tokens, labels = batch_of(self.spec, step, _sequences(self.spec))
+        tokens, labels = batch_of(self.spec, step, self.spec.sequences_per_step)
         own = plan["mbs"] * plan["num_microbatches"]
         replica = place.dp_replicate * plan["dp_shard"] + place.dp_shard
         rows = slice(replica * own, (replica + 1) * own)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipeline_runs import SEQ, spec_of
+from parallel_runs import SEQ
+from pipeline_runs import spec_of
 from trainledger.runtime.batch import Batch
 from trainledger.runtime.launch.fork import run_forked
 from trainledger.runtime.model import build_decoder, init_weights
