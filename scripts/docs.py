@@ -27,6 +27,7 @@ CHAPTERS = (
             "proof",
             "training",
             "baselines",
+            "checkpoints",
             "howto",
             "tutorial",
         )

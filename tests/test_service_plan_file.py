@@ -275,7 +275,9 @@ def test_every_verb_is_a_service_and_a_report() -> None:
     names = {verb.module for verb in VERBS}
     source = ROOT / "src" / "trainledger"
     assert {path.stem for path in (source / "service").glob("*.py") if "\nclass Response(" in path.read_text()} == names
-    assert {path.stem for path in (source / "report").glob("*.py") if "\ndef document(" in path.read_text()} == names
+    # what check says of a plan, and not of a message, has a file of its own
+    documents = {path.stem for path in (source / "report").glob("*.py") if "\ndef document(" in path.read_text()}
+    assert documents == names | {"checked"}
     for verb in VERBS:
         assert callable(verb.service.run)
         assert callable(verb.report.document)

@@ -94,7 +94,7 @@ def test_a_run_that_is_asked_to_end_saves_and_goes_on_as_if_it_had_not_been(tmp_
 
 
 def test_a_run_whose_numbers_are_of_no_use_ends_and_keeps_what_was_good(tmp_path: Path) -> None:
-    path = config(tmp_path, plan={"dp": 1}, run={"learning-rate": 1e30, "checkpoint-every": 1})
+    path = config(tmp_path, plan={"dp": 1}, run={"learning-rate": 1e6, "weight-decay": 1e6, "checkpoint-every": 1})
     with pytest.raises(TrainledgerError) as caught:
         train.run(Request(model=path))
     message = str(caught.value)
