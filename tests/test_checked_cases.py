@@ -80,7 +80,9 @@ def good_plans() -> list[Path]:
 
 @pytest.mark.parametrize("path", good_plans(), ids=lambda path: path.stem)
 def test_a_good_plan_is_warned_of_nothing(path: Path) -> None:
+    """But those that show FP8 on a CPU, on matrices that no GPU multiplies faster in FP8."""
     found = check.run(check.Request(message=str(path)))
     assert isinstance(found, Checked)
-    assert [one.id for one in found.findings if one.severity != "advise"] == []
+    small = ["fp8-small-gemm"] if path.stem.startswith("tiny-zero3-fp8") else []
+    assert [one.id for one in found.findings if one.severity != "advise"] == small
     assert found.exit_code == 0
