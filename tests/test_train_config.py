@@ -12,6 +12,7 @@ from command_line import answer, run
 from train_files import config
 from trainledger.errors import TrainledgerError
 from trainledger.runtime.checkpoint.folders import name_of
+from trainledger.runtime.train.spec import TOLD
 from trainledger.service.train_config import configured
 from trainledger.service.train_plan import ready
 from trainledger.service.train_request import Request
@@ -171,7 +172,12 @@ def test_a_folder_with_checkpoints_is_not_begun_anew_and_one_without_a_run_is_no
     path = config(tmp_path)
     with pytest.raises(TrainledgerError, match="has no run to go on with; check --out"):
         ready(Request(model=path, resume=True))
-    (tmp_path / "run" / "checkpoints" / name_of(3)).mkdir(parents=True)
+    saved = tmp_path / "run" / "checkpoints" / name_of(3)
+    saved.mkdir(parents=True)
     with pytest.raises(TrainledgerError, match="has 1 checkpoints of a run, the newest step-00000003; go on"):
         ready(Request(model=path))
-    assert ready(Request(model=path, resume=True)).spec.resume
+    with pytest.raises(TrainledgerError, match=r"step-00000003/manifest\.json cannot be read .* start anew"):
+        ready(Request(model=path, resume=True))
+    saved.rmdir()
+    (tmp_path / "run" / TOLD).touch()
+    assert ready(Request(model=path, resume=True)).spec.resume, "a run that died before it had saved"

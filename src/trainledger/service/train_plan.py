@@ -20,6 +20,7 @@ from trainledger.runtime.data.prepare import HELD_OUT, prepare
 from trainledger.runtime.data.token_file import BYTES, TokenFile
 from trainledger.runtime.data.tokenizer import open_tokenizer
 from trainledger.runtime.spec import RunSpec, Scaling
+from trainledger.runtime.train.resume import check_resume
 from trainledger.runtime.train.spec import CHECKPOINTS, TOLD, DataSpec, Fp8Spec, TrainSpec
 from trainledger.service.plan_file import SUFFIX
 from trainledger.service.prove_plan import Planned, planned
@@ -67,6 +68,8 @@ def ready(request: Request) -> Ready:
     _check_folder(out, resume=request.resume or False)
     data = _data(request, run, out)
     spec = TrainSpec(run=run, data=data, out=str(out.absolute()), **_chosen(request, run))
+    if spec.resume:
+        check_resume(spec)
     assumed = {**plan.run.assumed, **_assumed(request, spec)}
     return Ready(request=request, plan=dataclasses.replace(plan, spec=run), spec=spec, assumed=assumed)
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
 from trainledger.errors import BadInput
 from trainledger.runtime.checkpoint import folders
-from trainledger.runtime.checkpoint.identity import other_keys
+from trainledger.runtime.checkpoint.identity import other_keys, other_states
 from trainledger.runtime.checkpoint.manifest import MANIFEST, STATE, Manifest, check_hashes, check_sizes, read_manifest
 from trainledger.runtime.checkpoint.parts import SCALES, WEIGHTS, Part, make_states, parts_of, states_of
 from trainledger.runtime.checkpoint.saver import Saver
@@ -121,11 +121,8 @@ def _differs(
         config = json.loads((folder / STATE).read_bytes())["config"]
         what = other_keys(config, spec.config) or "the tensors of other layers"
         return f"{other} that is not this {spec.model.name}: {what}"
-    if manifest.states != states_of(program) and (manifest.step or manifest.states):
-        there, here = (", ".join(states) or "nothing" for states in (manifest.states, states_of(program)))
-        return (
-            f"{folder / MANIFEST}: {manifest.optimizer} keeps {there} of a parameter and {spec.optimizer} {here}; "
-            "resume with the optimizer that saved it"
-        )
+    kept = other_states(folder / MANIFEST, manifest, spec.optimizer, states_of(program))
+    if kept:
+        return kept
     missing = [part.key for part in parts if part.key not in stored]
     return f"{folder / INDEX} has no {missing[0]}" if missing else ""

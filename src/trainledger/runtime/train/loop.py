@@ -26,6 +26,7 @@ from trainledger.runtime.train.journal import Journal
 from trainledger.runtime.train.memory import held_bytes, meter_of
 from trainledger.runtime.train.metrics import Line
 from trainledger.runtime.train.result import Trained, Written
+from trainledger.runtime.train.resume import finished
 from trainledger.runtime.train.schedule import learning_rate
 from trainledger.runtime.train.spec import CHECKPOINTS, REPORT, STOP, TrainSpec
 from trainledger.runtime.train.state import State, begun, state_from
@@ -93,11 +94,9 @@ class _Training:
         if self.loaded is None:
             return begun(self.spec)
         state = state_from(self.loaded.state, self.spec, str(self.loaded.path))
-        if state.step >= self.spec.run.steps:
-            raise BadInput(
-                f"{self.loaded.path} has all of its {self.spec.run.steps} steps behind it; raise --steps to more than "
-                f"{state.step}"
-            )
+        done = finished(state, self.spec, self.loaded.path)
+        if done:
+            raise BadInput(done)
         self.program.precision.load_state_dict(state.precision, self.program.parameters)
         self.program.precision.weights_changed()
         return state
