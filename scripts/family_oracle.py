@@ -65,12 +65,13 @@ def tensors(model_type: str, config: dict[str, Any]) -> dict[str, list[int]]:
     """Names and shapes in the checkpoint, without buffers."""
     model = build(model_type, config, "cpu")
     parameters = [name for name, _ in model.named_parameters()]
-    buffers = {name.split(".")[-1] for name, _ in model.named_buffers()}
+    buffers = {name for name, _ in model.named_buffers()}
+    last = {name.split(".")[-1] for name in buffers} - {name.split(".")[-1] for name in parameters}
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         with safe_open(Path(folder) / "model.safetensors", "pt") as file:
             shapes = {name: list(file.get_slice(name).get_shape()) for name in list(file.keys())}
-    kept = [name for name in shapes if name.split(".")[-1] not in buffers]
+    kept = [name for name in shapes if name not in buffers and name.split(".")[-1] not in last]
     return {name: shapes[name] for name in sorted(kept, key=lambda name: (rank(name, parameters), name))}
 
 

@@ -182,6 +182,27 @@ def test_windows_split_blocks_that_hold_the_same() -> None:
     assert sliding.layers == tuple(range(0, 26, 2))
 
 
+@pytest.mark.parametrize(
+    ("config", "full"),
+    [
+        ({"model_type": "exaone4", "num_hidden_layers": 8}, (3, 7)),
+        ({"model_type": "exaone4", "num_hidden_layers": 8, "sliding_window_pattern": "LLG"}, (2, 5)),
+        ({"model_type": "exaone4", "num_hidden_layers": 2, "sliding_window_pattern": None}, (0, 1)),
+        ({"model_type": "gpt_neo", "num_layers": 4}, (0, 2)),
+        ({"model_type": "gpt_neo", "num_layers": 3, "attention_types": [[["global", "global", "local"], 1]]}, (0, 1)),
+        ({"model_type": "smollm3", "num_hidden_layers": 2, "sliding_window": 8}, (0, 1)),
+        (
+            {"model_type": "smollm3", "num_hidden_layers": 5, "sliding_window": 8, "use_sliding_window": True},
+            (0, 1, 2, 4),
+        ),
+    ],
+)
+def test_which_layers_see_everything(config: dict[str, Any], full: tuple[int, ...]) -> None:
+    model = model_from_config(config, name="it", source="")
+    seen = [block.layers for block in model.blocks if block.attention and block.attention.window is None]
+    assert tuple(sorted(layer for layers in seen for layer in layers)) == full
+
+
 def test_maverick_alternates_dense_and_routed_layers() -> None:
     config = {"model_type": "llama4_text", "num_local_experts": 128, "interleave_moe_layer_step": 2}
     model = model_from_config(config, name="maverick", source="")

@@ -25,11 +25,11 @@ from trainledger.facts.semantics import (
 
 TURNS, LATENT_TURNS = "rotary", "rotary of latents"
 THETA = 10_000.0
-LAYERED = frozenset({"cohere", "cohere2"})
+LAYERED = frozenset({"cohere", "cohere2", "mpt"})
 """Families whose norms subtract the mean, though they have no bias."""
 OFFSET = frozenset({"gemma", "gemma2", "gemma3_text"})
 """Families whose norms' weights are offsets from one."""
-PARTLY = frozenset({"glm4_moe", "gpt_neox", "gptj", "phi", "stablelm"})
+PARTLY = frozenset({"glm", "glm4", "glm4_moe", "gpt_neox", "gptj", "phi", "stablelm"})
 """Families that turn a part of each head: how large it is changes little, and it is taken to be half."""
 RELU = frozenset({"opt"})
 """Families whose networks keep what their activation gives."""

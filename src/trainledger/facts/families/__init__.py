@@ -21,19 +21,39 @@ FAMILY_FILES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("bloom", ("bloom",)),
     ("cohere", ("cohere", "cohere2")),
     ("deepseek", ("deepseek_v2", "deepseek_v3", "kimi_k2")),
+    ("exaone4", ("exaone4",)),
     ("falcon", ("falcon",)),
     ("gemma", ("gemma", "gemma2", "gemma3_text")),
+    ("glm", ("glm", "glm4")),
     ("glm4_moe", ("glm4_moe",)),
     ("gpt2", ("gpt2",)),
+    ("gpt_bigcode", ("gpt_bigcode",)),
+    ("gpt_neo", ("gpt_neo",)),
     ("gpt_neox", ("gpt_neox",)),
     ("gpt_oss", ("gpt_oss",)),
     ("gptj", ("gptj",)),
-    ("llama", ("llama", "mistral", "granite")),
+    (
+        "llama",
+        (
+            "llama",
+            "mistral",
+            "granite",
+            "ministral3",
+            "internlm3",
+            "ernie4_5",
+            "seed_oss",
+            "smollm3",
+            "hunyuan_v1_dense",
+        ),
+    ),
     ("llama4", ("llama4_text",)),
     ("mamba2", ("mamba2",)),
+    ("minimax_m2", ("minimax_m2",)),
     ("mixtral", ("mixtral",)),
+    ("mpt", ("mpt",)),
+    ("nemotron", ("nemotron", "arcee")),
     ("nemotron_h", ("nemotron_h",)),
-    ("olmo", ("olmo", "olmo2", "olmo3")),
+    ("olmo", ("olmo", "olmo2", "olmo3", "olmoe")),
     ("opt", ("opt",)),
     ("phi", ("phi",)),
     ("phi3", ("phi3",)),
@@ -126,6 +146,10 @@ def _family_by_class(config: Mapping[str, Any], name: str) -> Family:
     )
 
 
+_WITHOUT = "or give its number of parameters as MODEL, such as 7B, which is enough for states"
+"""What is left to someone whose config is not read."""
+
+
 def _unreadable(config: Mapping[str, Any], name: str, model_type: str) -> BadInput:
     inner = config.get("text_config")
     inner_type = inner.get("model_type") if isinstance(inner, Mapping) else None
@@ -137,18 +161,18 @@ def _unreadable(config: Mapping[str, Any], name: str, model_type: str) -> BadInp
     if config.get("is_encoder_decoder"):
         return BadInput(
             f"{name}: model_type {model_type!r} is an encoder-decoder, and only decoders are read; "
-            f"give a config of one of {', '.join(model_types())}"
+            f"give a config of one of {', '.join(model_types())}; {_WITHOUT}"
         )
     parts = [key for key in ("text_config", "vision_config", "audio_config") if config.get(key)]
     if parts:
         return BadInput(
             f"{name}: model_type {model_type!r} has {' and '.join(parts)}, and only text decoders are read; "
-            f"give a config of one of {', '.join(model_types())}"
+            f"give a config of one of {', '.join(model_types())}; {_WITHOUT}"
         )
     near = difflib.get_close_matches(model_type.lower(), model_types(), cutoff=0.4)
-    return UnknownName(
-        f"model_type ({name})", model_type, model_types(), f"all known: {', '.join(model_types())}" if near else ""
-    )
+    known = f"all known: {', '.join(model_types())}; " if near else ""
+    knob = "if its blocks are those of one of them, --set model_type=NAME"
+    return UnknownName(f"model_type ({name})", model_type, model_types(), f"{known}{knob}, {_WITHOUT}")
 
 
 def check_size(parts: Parts, name: str) -> None:

@@ -153,6 +153,14 @@ def qk_norms(heads: Heads) -> tuple[Tensor, ...]:
     return (*norm("self_attn.q_norm", heads.head_dim), *norm("self_attn.k_norm", heads.head_dim))
 
 
+def wide_norms(heads: Heads) -> tuple[Tensor, ...]:
+    """RMSNorms over all heads of q and over all of k, which TP cuts with the heads."""
+    return (
+        Tensor(name="self_attn.q_norm.weight", shape=(heads.width,), role="norm", tp_dim=0, tp_units=heads.heads),
+        Tensor(name="self_attn.k_norm.weight", shape=(heads.kv_width,), role="norm", tp_dim=0, tp_units=heads.kv_heads),
+    )
+
+
 def attention(
     prefix: str,
     heads: Heads,

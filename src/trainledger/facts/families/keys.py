@@ -25,7 +25,7 @@ LAYER_LIMIT = 100_000
 DIM_LIMIT = 2**62
 """No size by itself passes this; what sizes multiply to is checked when the model is built."""
 
-Kind = Literal["dim", "count", "flag", "words", "counts", "text"]
+Kind = Literal["dim", "count", "flag", "words", "counts", "text", "period", "runs"]
 
 _EXPECTED: dict[str, str] = {
     "dim": "a whole number of at least 1",
@@ -34,6 +34,8 @@ _EXPECTED: dict[str, str] = {
     "words": "a list of strings",
     "counts": "a list of whole numbers of at least 0",
     "text": "a string",
+    "period": "a whole number of at least 0, or a string of one letter a layer",
+    "runs": "a list of runs, each a list of strings and how often it is repeated",
 }
 
 
@@ -171,11 +173,19 @@ def _fits(value: object, kind: Kind) -> bool:
         return isinstance(value, bool)
     if kind == "text":
         return isinstance(value, str)
+    if kind == "period":
+        return _fits(value, "text") or _fits(value, "count")
     if not isinstance(value, (list, tuple)):
         return False
+    if kind == "runs":
+        return all(isinstance(run, (list, tuple)) and len(run) == 2 and _fits_run(*run) for run in value)
     if kind == "words":
         return all(isinstance(item, str) for item in value)
     return all(_fits(item, "count") for item in value)
+
+
+def _fits_run(words: object, times: object) -> bool:
+    return _fits(words, "words") and _fits(times, "dim")
 
 
 def _check(where: str, family: Family, name: str, key: Key, value: object) -> None:
