@@ -28,7 +28,7 @@ from trainledger.runtime.launch.failure import failure_of
 from trainledger.runtime.launch.rank import ORPHANED
 from trainledger.runtime.observe.observation import Observation
 from trainledger.runtime.progress import Progress
-from trainledger.runtime.spec import RunSpec
+from trainledger.runtime.spec import RunSpec, Told
 from trainledger.runtime.timing.timed import Timed, Timing
 from trainledger.runtime.train.result import Trained
 from trainledger.runtime.train.spec import TrainSpec
@@ -87,7 +87,7 @@ def trained(spec: TrainSpec, progress: Progress) -> Trained:
 class Program(NamedTuple):
     """What ranks are told, and what they do; what they give back has their `rank`."""
 
-    told: type[msgspec.Struct]
+    told: type[Told]
     run: Callable[[Any, Progress], Any]
 
 

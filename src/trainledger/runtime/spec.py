@@ -37,7 +37,16 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     minimum: float = 1.0
 
 
-class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What every rank is told of a job."""
+
+    @property
+    def digest(self) -> str:
+        """Hash of all of it, which all ranks must share."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+
+class RunSpec(Told, frozen=True, kw_only=True):
     """One run.
 
     config          the Hugging Face config.json that `model` was read from: activation, norms, rotary positions
@@ -71,11 +80,6 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     scaling: Scaling = Scaling()
     steps: int = 3
     faults: tuple[str, ...] = ()
-
-    @property
-    def digest(self) -> str:
-        """Hash of everything above, which all ranks must share."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
     @property
     def sequences_per_step(self) -> int:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trainledger.runtime.launch.torchrun import Job
     from trainledger.runtime.observe.observation import Observation
     from trainledger.runtime.progress import Progress
     from trainledger.runtime.spec import RunSpec
     from trainledger.runtime.timing.timed import Timed, Timing
     from trainledger.runtime.train.result import Trained
     from trainledger.runtime.train.spec import TrainSpec
+
+Seen = TypeVar("Seen")
 
 
 def run_local(
@@ -27,16 +30,12 @@ def run_local(
 
     `rank_bytes` is what one rank is expected to hold; with it a run that cannot fit into memory is refused.
     """
-    import msgspec
-
     from trainledger.plans.ranks import world_size
-    from trainledger.runtime.launch.fork import run_forked
-    from trainledger.runtime.launch.memory import check_host_memory
+    from trainledger.runtime.launch.torchrun import Job
+    from trainledger.runtime.observe.observation import Observation
 
-    ranks = world_size(spec.plan)
-    if rank_bytes is not None:
-        check_host_memory(ranks, rank_bytes, available_bytes)
-    return run_forked(ranks, _observed, msgspec.json.encode(spec), timeout_s=timeout_s, progress=progress)
+    job = Job("prove", spec, Observation)
+    return _forked(job, world_size(spec.plan), timeout_s, rank_bytes, progress, available_bytes=available_bytes)
 
 
 def run_timed(
@@ -48,21 +47,14 @@ def run_timed(
     progress: Progress | None = None,
 ) -> list[Timing]:
     """Put the steps of a run on the clock, on ranks that are forked here or started by torchrun with its arguments."""
-    import msgspec
-
     from trainledger.plans.ranks import world_size
-    from trainledger.runtime.launch.fork import run_forked
-    from trainledger.runtime.launch.memory import check_host_memory
     from trainledger.runtime.launch.torchrun import Job, run_job
     from trainledger.runtime.timing.timed import Timing
 
-    ranks = world_size(timed.run.plan)
+    job, ranks = Job("measure", timed, Timing), world_size(timed.run.plan)
     if cluster_args is not None:
-        job = Job("measure", timed, Timing)
         return run_job(job, ranks, cluster_args, timeout_s=timeout_s, rank_bytes=rank_bytes, progress=progress)
-    if rank_bytes is not None:
-        check_host_memory(ranks, rank_bytes)
-    return run_forked(ranks, _measured, msgspec.json.encode(timed), timeout_s=timeout_s, progress=progress)
+    return _forked(job, ranks, timeout_s, rank_bytes, progress)
 
 
 def run_training(
@@ -74,54 +66,44 @@ def run_training(
     progress: Progress | None = None,
 ) -> list[Trained]:
     """Train on ranks that are forked here or started by torchrun with its arguments; what each rank has to say."""
-    import msgspec
-
     from trainledger.plans.ranks import world_size
-    from trainledger.runtime.launch.fork import run_forked
-    from trainledger.runtime.launch.memory import check_host_memory
     from trainledger.runtime.launch.torchrun import Job, run_job
     from trainledger.runtime.train.result import Trained
 
-    ranks = world_size(spec.plan)
+    job, ranks = Job("train", spec, Trained), world_size(spec.plan)
     if cluster_args is not None:
-        job = Job("train", spec, Trained)
         return run_job(job, ranks, cluster_args, timeout_s=timeout_s, rank_bytes=rank_bytes, progress=progress)
+    return _forked(job, ranks, timeout_s, rank_bytes, progress)
+
+
+def _forked(
+    job: Job[Seen],
+    ranks: int,
+    timeout_s: float,
+    rank_bytes: int | None,
+    progress: Progress | None,
+    *,
+    available_bytes: int | None = None,
+) -> list[Seen]:
+    """Run a job on ranks that are forked here, once this machine's memory is known to be enough for them."""
+    import msgspec
+
+    from trainledger.runtime.launch.fork import run_forked
+    from trainledger.runtime.launch.memory import check_host_memory
+
     if rank_bytes is not None:
-        check_host_memory(ranks, rank_bytes)
-    return run_forked(ranks, _trained, msgspec.json.encode(spec), timeout_s=timeout_s, progress=progress)
+        check_host_memory(ranks, rank_bytes, available_bytes)
+    told = msgspec.json.encode(job.told)
+    return run_forked(ranks, _does, job.name, told, timeout_s=timeout_s, progress=progress)
 
 
-def _trained(rank: int, spec: bytes) -> Trained:
-    """What one forked rank does in training."""
+def _does(rank: int, name: str, told: bytes) -> Any:  # noqa: ANN401  # whatever the program of that name gives back
+    """What one forked rank does: the program that torchrun would start by this name."""
     del rank
     import msgspec
 
     from trainledger.runtime.launch.rank import report
-    from trainledger.runtime.main import trained
-    from trainledger.runtime.train.spec import TrainSpec
+    from trainledger.runtime.main import JOBS
 
-    return trained(msgspec.json.decode(spec, type=TrainSpec), report)
-
-
-def _measured(rank: int, timed: bytes) -> Timing:
-    """What one forked rank does on the clock."""
-    del rank
-    import msgspec
-
-    from trainledger.runtime.launch.rank import report
-    from trainledger.runtime.main import measured
-    from trainledger.runtime.timing.timed import Timed
-
-    return measured(msgspec.json.decode(timed, type=Timed), report)
-
-
-def _observed(rank: int, spec: bytes) -> Observation:
-    """What one forked rank does."""
-    del rank
-    import msgspec
-
-    from trainledger.runtime.launch.rank import report
-    from trainledger.runtime.main import observed
-    from trainledger.runtime.spec import RunSpec
-
-    return observed(msgspec.json.decode(spec, type=RunSpec), report)
+    program = JOBS[name]
+    return program.run(msgspec.json.decode(told, type=program.told), report)

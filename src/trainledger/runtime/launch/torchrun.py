@@ -25,7 +25,7 @@ from trainledger.runtime.launch.failure import Failure, RankFailed, died, last_l
 from trainledger.runtime.launch.memory import check_host_memory
 from trainledger.runtime.observe.observation import Observation
 from trainledger.runtime.progress import Progress
-from trainledger.runtime.spec import RunSpec
+from trainledger.runtime.spec import RunSpec, Told
 
 Seen = TypeVar("Seen")
 
@@ -49,7 +49,7 @@ class Job(NamedTuple, Generic[Seen]):
     """A program of runtime/main.py by its name there, what its ranks are told, and the type of what each gives back."""
 
     name: str
-    told: msgspec.Struct
+    told: Told
     seen: type[Seen]
 
 

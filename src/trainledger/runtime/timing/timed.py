@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 
-from trainledger.runtime.spec import RunSpec
+from trainledger.runtime.spec import RunSpec, Told
 
 
-class Timed(msgspec.Struct, frozen=True, kw_only=True):
+class Timed(Told, frozen=True, kw_only=True):
     """A run on the clock.
 
     unmeasured  steps before any is timed: DDP makes its buckets anew in the second, optimizers their state in the first
@@ -19,11 +17,6 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
     run: RunSpec
     unmeasured: int = 3
     steps: int = 30
-
-    @property
-    def digest(self) -> str:
-        """Hash of everything above, which all ranks must share."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
 
 class TimedStep(msgspec.Struct, frozen=True, kw_only=True):

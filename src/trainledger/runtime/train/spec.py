@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Literal, get_args
 
 import msgspec
 
-from trainledger.runtime.spec import RunSpec
+from trainledger.runtime.spec import RunSpec, Told
 
 Action = Literal["warn", "bf16", "stop"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
@@ -45,7 +44,7 @@ class Fp8Spec(msgspec.Struct, frozen=True, kw_only=True):
     every: int = 10
 
 
-class TrainSpec(msgspec.Struct, frozen=True, kw_only=True):
+class TrainSpec(Told, frozen=True, kw_only=True):
     """One training run.
 
     out                 the run folder, the same on every rank
@@ -74,8 +73,3 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True):
     def plan(self) -> dict[str, int]:
         """The row of a Plans, as of a RunSpec."""
         return self.run.plan
-
-    @property
-    def digest(self) -> str:
-        """Hash of everything above, which all ranks must share."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
