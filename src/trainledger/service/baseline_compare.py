@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-import trainledger
 from trainledger.errors import BadInput, UsageError
 from trainledger.plans.limits import between
 from trainledger.records.compare import Change, Moved, Peak, Word, change, moved, peak, peak_bytes
@@ -19,8 +18,9 @@ from trainledger.runtime.timing.timed import Timed
 from trainledger.service.baseline_book import find
 from trainledger.service.baseline_measure import Clock, in_turns, on_the_clock
 from trainledger.service.baseline_request import BOOK, MOST_ROUNDS, MOST_STEPS, ROUNDS, STEPS
+from trainledger.service.process import Process, process_since
 from trainledger.service.prove import cluster_words, seconds_of
-from trainledger.service.prove_launch import FORKED_BYTES, STARTED_BYTES, How
+from trainledger.service.prove_launch import How, how_to_run
 from trainledger.service.prove_request import CLUSTER_ARGS, TIMEOUT
 from trainledger.service.requests import ANSWER, INPUT, RUN, flag
 
@@ -64,13 +64,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
             group=ANSWER,
         ),
     ] = None
-
-
-class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """What two identical answers may differ in."""
-
-    seconds: float
-    version: str
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +126,7 @@ def run(request: Request, *, clock: Clock | None = None, progress: Progress | No
         moved=tuple(moved(a, b)),
         unproven=unproven,
         verdict=_verdict(judged, times, peaks, unproven),
-        run=Process(seconds=round(time.perf_counter() - start, 3), version=trainledger.__version__),
+        run=process_since(start),
     )
 
 
@@ -223,14 +216,7 @@ def _told(request: Request, of: Rung, words: tuple[str, ...] | None) -> tuple[Ti
         raise BadInput(
             f"a record of {of.ranks} ranks was made by another release, and is not run again ({error}); record it anew"
         ) from None
-    each = FORKED_BYTES if words is None else STARTED_BYTES
-    how = How(
-        dry=False,
-        ranks=tuple(range(of.ranks)),
-        cluster_args=words,
-        timeout_s=seconds_of(request.timeout),
-        rank_bytes=each + peak_bytes(of),
-    )
+    how = how_to_run(tuple(range(of.ranks)), peak_bytes(of), words, seconds_of(request.timeout))
     return Timed(run=spec, steps=request.steps or STEPS), how
 
 

@@ -19,7 +19,7 @@ from trainledger.runtime.progress import Progress
 from trainledger.runtime.timing.timed import Timed, Timing
 from trainledger.service.baseline_ladder import ranks_of
 from trainledger.service.prove import Predictions, check_runtime
-from trainledger.service.prove_launch import How, Runner
+from trainledger.service.prove_launch import How, Runner, how_to_run
 from trainledger.service.prove_plan import Planned
 
 
@@ -53,13 +53,7 @@ def ready(rungs: Sequence[Planned], words: tuple[str, ...] | None, timeout_s: in
     found: list[Ready] = []
     for plan in rungs:
         predictions = Predictions(plan, check_runtime(plan))
-        how = How(
-            dry=False,
-            ranks=predictions.ranks,
-            cluster_args=words,
-            timeout_s=timeout_s,
-            rank_bytes=predictions.rank_bytes(forked=words is None),
-        )
+        how = how_to_run(predictions.ranks, predictions.held_bytes, words, timeout_s)
         if words is None:
             check_host_memory(ranks_of(plan), how.rank_bytes)
         found.append(Ready(plan, predictions, how))

@@ -25,6 +25,7 @@ from trainledger.service.baseline_book import Exported, book, book_path
 from trainledger.service.baseline_ladder import ladder
 from trainledger.service.baseline_measure import Clock, Ready, in_turns, observed, on_the_clock, ready, rung
 from trainledger.service.baseline_request import BOOK, ROUNDS, STEPS, LadderRequest
+from trainledger.service.process import Process, process_since
 from trainledger.service.prove import cluster_words, seconds_of
 from trainledger.service.prove_launch import Runner, launch
 from trainledger.service.requests import INPUT, flag
@@ -83,13 +84,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     unexplained_calls: int
 
 
-class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """What two answers of the same command may differ in beside what was measured."""
-
-    seconds: float
-    version: str
-
-
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """A baseline, as it stands in the run book under `number`.
 
@@ -144,7 +138,7 @@ def run(
         machine=kept.machine,
         rungs=results,
         verdict="proven" if all(one.proven for one in kept.rungs) else "differs",
-        run=Process(seconds=round(time.perf_counter() - start, 3), version=trainledger.__version__),
+        run=process_since(start),
     )
 
 

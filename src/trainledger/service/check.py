@@ -16,7 +16,7 @@ from trainledger.facts.model import Model
 from trainledger.reconcile.out_of_memory import Candidate, Inversion, Share, explain, full_of
 from trainledger.service.checked import Checked, check_plan
 from trainledger.service.common import Note, Run, notes, prepared
-from trainledger.service.ledger import Engine, PlanDegrees, engine_of
+from trainledger.service.ledger import Engine, PlanDegrees, engine_of, plan_degrees
 from trainledger.service.plan_file import SUFFIX, overlay
 from trainledger.service.requests import ANSWER, INPUT, MODEL, RUN, PlanRequest, Switch, flag
 from trainledger.units import format_bytes
@@ -164,7 +164,7 @@ def explained(request: Request, given: str, *, model: Model | None = None) -> Re
         model=run.setting.model.name,
         accelerator=run.accelerator,
         profile=engine_of(run),
-        plan=PlanDegrees(zero_stage=row["zero_stage"], **msgspec.structs.asdict(run.degrees())),
+        plan=plan_degrees(run, plans),
         message=_asked(message),
         full_of=full_of(message),
         named=found.named,

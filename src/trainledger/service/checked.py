@@ -17,7 +17,7 @@ from trainledger.rules import RULES, WORDS, Rule, findings
 from trainledger.rules.rule import Finding as Broken
 from trainledger.rules.rule import Severity
 from trainledger.service.common import Note, Run, notes, single_plan
-from trainledger.service.ledger import Engine, PlanDegrees, engine_of
+from trainledger.service.ledger import Engine, PlanDegrees, engine_of, plan_degrees
 from trainledger.service.plan_file import SUFFIX, merged, read_config
 from trainledger.service.prove_request import DEFAULTS
 from trainledger.service.requests import PlanRequest
@@ -103,7 +103,7 @@ def check_plan(request: Request, *, model: Model | None = None) -> Checked:
         cluster=run.cluster,
         accelerator=run.accelerator,
         profile=engine_of(run),
-        plan=_degrees(run, plans) if len(asked) > len(WORDS) else None,
+        plan=plan_degrees(run, plans) if len(asked) > len(WORDS) else None,
         findings=tuple(sorted(every, key=lambda one: ORDER[one.severity])),
         ledger=account is not None,
         asked=len(asked) + len(more),
@@ -112,10 +112,6 @@ def check_plan(request: Request, *, model: Model | None = None) -> Checked:
         assumed=run.assumed,
         notes=_notes(run, plans) if account is not None else (),
     )
-
-
-def _degrees(run: Run, plans: Plans) -> PlanDegrees:
-    return PlanDegrees(zero_stage=int(plans.zero_stage[0]), **msgspec.structs.asdict(run.degrees()))
 
 
 def stands(request: Request, *, model: Model | None = None) -> Stands:

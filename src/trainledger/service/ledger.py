@@ -99,6 +99,11 @@ class PlanDegrees(Degrees, frozen=True, kw_only=True):
     zero_stage: int
 
 
+def plan_degrees(run: Run, plans: Plans) -> PlanDegrees:
+    """The one plan of a run, as answers repeat it."""
+    return PlanDegrees(zero_stage=int(plans.zero_stage[0]), **msgspec.structs.asdict(run.degrees()))
+
+
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The account of one plan on the pipeline stage that holds most, memory.pp_stage.
 
@@ -206,7 +211,7 @@ def account(request: PlanRequest, *, model: Model | None = None) -> Response:
         cluster=run.cluster,
         accelerator=run.accelerator,
         profile=engine_of(run),
-        plan=PlanDegrees(zero_stage=int(plans.zero_stage[0]), **msgspec.structs.asdict(run.degrees())),
+        plan=plan_degrees(run, plans),
         lines=found.lines,
         memory=memory,
         traffic=found.traffic,
@@ -276,7 +281,7 @@ def _fit(request: Request) -> Fit:
     run, plans, _ = prepared(alone, model=model_from_count(1))
     usable = run.usable_bytes
     assert usable is not None
-    degrees = PlanDegrees(zero_stage=int(plans.zero_stage[0]), **msgspec.structs.asdict(run.degrees()))
+    degrees = plan_degrees(run, plans)
     return Fit(
         fit_params=most_params(run.setting, make_plans({**plans.row(0), "tp": tp, "pp": pp}), usable),
         accelerator=run.accelerator,

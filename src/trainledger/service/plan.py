@@ -7,7 +7,6 @@ from typing import Annotated
 
 import msgspec
 
-import trainledger
 from trainledger.errors import UsageError
 from trainledger.facts.model import Model
 from trainledger.plans.limits import between
@@ -17,6 +16,7 @@ from trainledger.search.search import DOES_NOT_FIT, STATES_DO_NOT_FIT, Candidate
 from trainledger.service.common import Note, Run, notes, resolve
 from trainledger.service.ledger import Engine, engine_of
 from trainledger.service.plan_file import overlay
+from trainledger.service.process import Process, process_since
 from trainledger.service.requests import ANSWER, PlanRequest, flag
 
 DEFAULT_TOP = 10
@@ -34,13 +34,6 @@ class Request(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
 
     sort: Annotated[Sort | None, flag("What plans that fit are ranked by [headroom].", group=ANSWER)] = None
     top: Annotated[int | None, flag(f"How many of the best plans to show [{DEFAULT_TOP}].", "N", group=ANSWER)] = None
-
-
-class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """What two identical answers may differ in."""
-
-    seconds: float
-    version: str
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,5 +167,5 @@ def _response(request: Request, run: Run, fixed: dict[str, int], result: SearchR
         smallest_change=result.smallest_change,
         assumed=assumed,
         notes=(*_batch_assumed(request, result), *notes(run, shown=_shown(result))),
-        run=Process(seconds=round(time.perf_counter() - start, 3), version=trainledger.__version__),
+        run=process_since(start),
     )

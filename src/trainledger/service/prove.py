@@ -11,7 +11,6 @@ from typing import Literal
 
 import msgspec
 
-import trainledger
 from trainledger.account.peak import single_peak
 from trainledger.account.rank import Prediction, rank_lines
 from trainledger.account.rank_memory import with_memory
@@ -27,8 +26,9 @@ from trainledger.reconcile.verdict import Proof, Unexplained, Verdict
 from trainledger.runtime.observe.observation import Observation
 from trainledger.runtime.progress import Progress
 from trainledger.service.common import Note, notes
-from trainledger.service.ledger import Engine, PlanDegrees, engine_of
-from trainledger.service.prove_launch import FORKED_BYTES, STARTED_BYTES, How, Runner, launch
+from trainledger.service.ledger import Engine, PlanDegrees, engine_of, plan_degrees
+from trainledger.service.process import Process, process_since
+from trainledger.service.prove_launch import How, Runner, how_to_run, launch
 from trainledger.service.prove_plan import Planned, planned
 from trainledger.service.prove_request import Request
 from trainledger.service.shrink import Shrunken
@@ -40,11 +40,9 @@ MOST_TIMEOUT_S = 7 * 24 * 3600
 """A week: whoever waits longer has typed another unit."""
 
 
-class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """What two identical answers may differ in."""
+class ProgramProcess(Process, frozen=True, kw_only=True):
+    """The same where the training program ran."""
 
-    seconds: float
-    version: str
     torch_version: str
 
 
@@ -73,7 +71,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     unexplained: Unexplained
     losses: tuple[float, ...]
     verdict: Literal["proven", "differs"]
-    run: Process
+    run: ProgramProcess
 
     @property
     def exit_code(self) -> int:
@@ -89,33 +87,29 @@ def run(request: Request, *, runner: Runner | None = None, progress: Progress | 
     plan = planned(request)
     rules = check_runtime(plan) if runner is None else None
     predictions = Predictions(plan, rules)
-    how = How(
-        dry=request.dry or False,
-        ranks=predictions.different() if request.dry else predictions.ranks,
-        cluster_args=words,
-        timeout_s=timeout_s,
-        rank_bytes=predictions.rank_bytes(forked=words is None),
-    )
+    ranks = predictions.different() if request.dry else predictions.ranks
+    how = how_to_run(ranks, predictions.held_bytes, words, timeout_s, dry=request.dry or False)
     seen = (runner or launch)(plan.spec, how, progress)
     assert tuple(one.rank for one in seen) == how.ranks, "every rank that was to run has been seen, and no other"
     assert len({one.digest for one in seen}) == 1, "all ranks have seen the same run"
     found = proof([(predictions.whole(one.rank, dry=how.dry), one) for one in seen])
-    process = Process(
-        seconds=round(time.perf_counter() - start, 3),
-        version=trainledger.__version__,
-        torch_version=seen[0].torch_version,
-    )
+    process = program_process(start, seen[0].torch_version)
     return _response(request, plan, how, seen, found, process)
 
 
+def program_process(start: float, torch_version: str) -> ProgramProcess:
+    """Of a run that began at `start` on time.perf_counter, on ranks with this release of torch."""
+    return ProgramProcess(**msgspec.structs.asdict(process_since(start)), torch_version=torch_version)
+
+
 def _response(
-    request: Request, plan: Planned, how: How, seen: Sequence[Observation], found: Proof, process: Process
+    request: Request, plan: Planned, how: How, seen: Sequence[Observation], found: Proof, process: ProgramProcess
 ) -> Response:
     run = plan.run
     return Response(
         model=run.setting.model.name,
         profile=engine_of(run),
-        plan=PlanDegrees(zero_stage=int(plan.plans.zero_stage[0]), **msgspec.structs.asdict(run.degrees())),
+        plan=plan_degrees(run, plan.plans),
         world_size=world_size(plan.spec.plan),
         ranks=tuple(one.rank for one in seen),
         dry=how.dry,
@@ -159,10 +153,10 @@ class Predictions:
             return found
         return with_memory(found, self.inventory, self.plan.plans, self.rules, clips=self._clips, dry=dry)
 
-    def rank_bytes(self, *, forked: bool) -> int:
-        """What a rank will hold of a machine's memory."""
-        each = FORKED_BYTES if forked else STARTED_BYTES
-        return each + single_peak(self.inventory, self.plan.plans).total_bytes
+    @property
+    def held_bytes(self) -> int:
+        """What a rank will hold of the plan."""
+        return single_peak(self.inventory, self.plan.plans).total_bytes
 
     def different(self) -> tuple[int, ...]:
         """The first of all ranks that should see the same."""

@@ -34,6 +34,14 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
     rank_bytes: int
 
 
+def how_to_run(
+    ranks: tuple[int, ...], held_bytes: int, words: tuple[str, ...] | None, timeout_s: int, *, dry: bool = False
+) -> How:
+    """How to run ranks that hold so much of a plan each: forked, or with torchrun's words where there are any."""
+    each = FORKED_BYTES if words is None else STARTED_BYTES
+    return How(dry=dry, ranks=ranks, cluster_args=words, timeout_s=timeout_s, rank_bytes=each + held_bytes)
+
+
 class Runner(Protocol):
     """Runs a spec on all ranks and gives back what each saw, in rank order."""
 

@@ -10,7 +10,6 @@ from typing import Literal, Protocol
 
 import msgspec
 
-import trainledger
 from trainledger.errors import TrainledgerError
 from trainledger.plans.ranks import world_size
 from trainledger.reconcile.proof import proof
@@ -23,9 +22,17 @@ from trainledger.runtime.train.result import Layer, Trained, Written
 from trainledger.runtime.train.spec import METRICS, REPORT, STOP, TrainSpec
 from trainledger.runtime.train.stop import asking
 from trainledger.service.common import Note, notes
-from trainledger.service.ledger import Engine, PlanDegrees, engine_of
-from trainledger.service.prove import MOST_TIMEOUT_S, Predictions, Process, check_runtime, cluster_words, seconds_of
-from trainledger.service.prove_launch import How
+from trainledger.service.ledger import Engine, PlanDegrees, engine_of, plan_degrees
+from trainledger.service.prove import (
+    MOST_TIMEOUT_S,
+    Predictions,
+    ProgramProcess,
+    check_runtime,
+    cluster_words,
+    program_process,
+    seconds_of,
+)
+from trainledger.service.prove_launch import How, how_to_run
 from trainledger.service.train_plan import Ready, ready
 from trainledger.service.train_request import Request
 
@@ -111,7 +118,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     assumed: dict[str, str | int]
     notes: tuple[Note, ...]
     signal: int | None
-    run: Process
+    run: ProgramProcess
 
     @property
     def exit_code(self) -> int:
@@ -125,13 +132,8 @@ def run(request: Request, *, runner: Runner | None = None, progress: Progress | 
     words = cluster_words(request.cluster_args)
     one = ready(request)
     predictions = Predictions(one.plan, check_runtime(one.plan))
-    how = How(
-        dry=False,
-        ranks=predictions.ranks,
-        cluster_args=words,
-        timeout_s=MOST_TIMEOUT_S if one.request.timeout is None else seconds_of(one.request.timeout),
-        rank_bytes=predictions.rank_bytes(forked=words is None),
-    )
+    timeout_s = MOST_TIMEOUT_S if one.request.timeout is None else seconds_of(one.request.timeout)
+    how = how_to_run(predictions.ranks, predictions.held_bytes, words, timeout_s)
     out = Path(one.spec.out)
     before = _last_step(out)
     try:
@@ -142,11 +144,7 @@ def run(request: Request, *, runner: Runner | None = None, progress: Progress | 
         if _last_step(out) != before:
             _draw(one, None, str(error))
         raise
-    process = Process(
-        seconds=round(time.perf_counter() - start, 3),
-        version=trainledger.__version__,
-        torch_version=seen[0].torch_version,
-    )
+    process = program_process(start, seen[0].torch_version)
     response = _response(one, predictions, seen, asked.signal, process)
     _draw(one, response, "")
     return response
@@ -165,7 +163,7 @@ def _launch(spec: TrainSpec, how: How, progress: Progress | None) -> Sequence[Tr
 
 
 def _response(
-    one: Ready, predictions: Predictions, seen: Sequence[Trained], asked: int | None, process: Process
+    one: Ready, predictions: Predictions, seen: Sequence[Trained], asked: int | None, process: ProgramProcess
 ) -> Response:
     first, spec, run = seen[0], one.spec, one.plan.run
     assert len({each.digest for each in seen}) == 1, "all ranks have trained the same run"
@@ -178,7 +176,7 @@ def _response(
     return Response(
         model=run.setting.model.name,
         profile=engine_of(run),
-        plan=PlanDegrees(zero_stage=int(one.plan.plans.zero_stage[0]), **msgspec.structs.asdict(run.degrees())),
+        plan=plan_degrees(run, one.plan.plans),
         world_size=world_size(spec.plan),
         ended=first.how,
         steps=first.steps,
