@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainledger.arrays import IntArray
-from trainledger.facts.model import Block
-from trainledger.inventory.blocks import plain
 from trainledger.inventory.blocks.eager.ends import Ends
 from trainledger.inventory.blocks.eager.model import Eager
 from trainledger.inventory.blocks.eager.ops import Ops, Sheet
+from trainledger.inventory.blocks.eager.parts import layers
 from trainledger.inventory.blocks.loss import Logits, cross_entropy
 from trainledger.inventory.blocks.parts import Parts
 from trainledger.inventory.blocks.sizes import Sizes
@@ -53,18 +52,10 @@ class Transformers(Eager[Tape]):
 
 def parts(inventory: Inventory, sizes: Sizes) -> Parts:
     """The parts under a Setting."""
-    setting = sizes.setting
     made = Transformers(sizes, inventory.presumed, walk)
-    again = setting.scenario.recompute == "full"
-
-    def block(each: Block) -> Tape:
-        if each.attention is None or (each.mlp is None and each.moe is None):
-            return plain.block(each, sizes, recomputed=again)
-        return made.layer(each, each.layers[0])
-
     return Parts(
         embedding=made.embedding(),
-        blocks=tuple(block(each) for _, each in inventory.layers),
+        blocks=layers(inventory, made),
         final=made.final(),
         beside=_outputs(sizes),
     )

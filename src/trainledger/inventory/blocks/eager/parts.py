@@ -22,19 +22,24 @@ def parts(inventory: Inventory, sizes: Sizes) -> Parts:
     """The parts under a Setting; rotary tables stand for as long as a forward and its backward."""
     setting = sizes.setting
     eager: Eager[Tape] = Eager(sizes, inventory.presumed, _putting_off if _splits(setting) else walk)
-    again = setting.scenario.recompute == "full"
-
-    def block(each: Block) -> Tape:
-        if each.attention is None or (each.mlp is None and each.moe is None):
-            return plain.block(each, sizes, recomputed=again)
-        return eager.layer(each, each.layers[0])
-
     return Parts(
         embedding=eager.embedding(),
-        blocks=tuple(block(each) for _, each in inventory.layers),
+        blocks=layers(inventory, eager),
         final=_final(eager, sizes),
         standing=_tables(eager, sizes),
     )
+
+
+def layers(inventory: Inventory, made: Eager[Tape]) -> tuple[Tape, ...]:
+    """The layers of each kind; those that are not attention and a network are plain ones."""
+    again = made.sizes.setting.scenario.recompute == "full"
+
+    def layer(block: Block) -> Tape:
+        if block.attention is None or (block.mlp is None and block.moe is None):
+            return plain.block(block, made.sizes, recomputed=again)
+        return made.layer(block, block.layers[0])
+
+    return tuple(layer(block) for _, block in inventory.layers)
 
 
 def _final(eager: Eager[Tape], sizes: Sizes) -> Tape:
