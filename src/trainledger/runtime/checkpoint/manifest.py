@@ -17,9 +17,6 @@ MANIFEST, STATE = "manifest.json", "state.json"
 FORMAT = 1
 """Of the folder. A release that writes another one must still read this one."""
 
-BLOCK_BYTES = 1 << 20
-"""How much of a file is hashed at once."""
-
 
 class Damaged(BadInput):
     """A checkpoint that is not as it was written; the message names the file."""
@@ -113,9 +110,7 @@ def check_hashes(folder: Path, manifest: Manifest, names: Iterable[str]) -> None
         path = folder / name
         try:
             with path.open("rb") as file:
-                found = hashlib.sha256()
-                while block := file.read(BLOCK_BYTES):
-                    found.update(block)
+                found = hashlib.file_digest(file, "sha256")
         except OSError as error:
             raise Damaged(f"{path} cannot be read ({error.strerror})") from error
         if found.hexdigest() != manifest.files[name].sha256:

@@ -39,6 +39,7 @@ class Casts:
         self._spec = spec
         self._program = program
         self._fp8 = program.spec.precision in FP8_RECIPES
+        self._counts = False
         self.lost: tuple[Layer, ...] = ()
         self.ran: int | None = None
         if self._fp8 and not self.share().fp8_gemms:
@@ -47,7 +48,8 @@ class Casts:
     def begin(self, step: int, *, quiet: bool) -> None:
         """Before a step: count its casts if it is time to, unless the step is to be `quiet`."""
         due = self._spec.every > 0 and step % self._spec.every == 0
-        self._program.precision.count(on=self._fp8 and due and not quiet)
+        self._counts = self._fp8 and due and not quiet
+        self._program.precision.count(on=self._counts)
 
     def end(self) -> Found:
         """After a step, on all ranks. BadInput where an FP8 recipe ran no product in FP8."""
@@ -57,7 +59,8 @@ class Casts:
             self.ran = self._count_ran()
             if not self.ran:
                 raise BadInput(self._none("ran in FP8 in the first step"))
-        counts = casts_of(self._program)
+        # on every rank alike, so that no other step pays for the collective
+        counts = casts_of(self._program) if self._counts else []
         self._program.precision.count(on=False)
         if not counts:
             return Found()
