@@ -19,9 +19,9 @@ from trainledger.service.train_request import Request
 
 
 def test_a_config_says_what_every_rank_is_told(tmp_path: Path) -> None:
-    spec = ready(Request(model=config(tmp_path, run={"warmup": 2, "async": False, "fp8-action": "stop"}))).spec
+    spec = ready(Request(model=config(tmp_path, run={"warmup": 2, "async": False, "weight-decay": 0.5}))).spec
     assert (spec.run.steps, spec.run.learning_rate, spec.warmup_steps) == (6, 3e-3, 2)
-    assert (spec.asynchronous, spec.fp8.action, spec.resume) == (False, "stop", False)
+    assert (spec.asynchronous, spec.run.weight_decay, spec.resume) == (False, 0.5, False)
     assert (spec.plan["zero_stage"], spec.plan["dp_shard"], spec.run.seq) == (3, 2, 32)
     assert Path(spec.data.train).match(f"{tmp_path}/run/tokens/*/train.tokens")
     assert spec.data.eval_sequences == 5
@@ -113,7 +113,9 @@ def test_a_text_of_one_line_has_nothing_to_hold_out_and_the_message_says_why(tmp
     assert done.code == 1
     assert f"{tmp_path}/text.txt (18000 B) has no token: it is the lines that begin in the last 0.1" in done.err
     assert "held-out = 0 for none" in done.err
-    assert ready(Request(model=path, held_out=0.0)).spec.data.held_out == ""
+    with pytest.raises(TrainledgerError, match="--eval-every is 3, and would change nothing: no token is held out"):
+        ready(Request(model=path, held_out=0.0))
+    assert ready(Request(model=path, held_out=0.0, eval_every=0, eval_sequences=0)).spec.data.held_out == ""
 
 
 def test_tokens_that_were_altered_are_refused_before_they_are_learned(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from trainledger.rules.runtime import DRY, FORKED, learned_positions
 from trainledger.runtime.spec import RunSpec
 from trainledger.service.common import Run, resolve
 from trainledger.service.models import find_config
+from trainledger.service.no_effect import check_plan_flags
 from trainledger.service.plan_file import overlay
 from trainledger.service.prove_request import DEFAULTS, Request
 from trainledger.service.shrink import Shrunken, shrink, shrunken
@@ -71,6 +72,7 @@ def planned(request: Request, found: Found | None = None) -> Planned:
 
 
 def _check(request: Request) -> None:
+    check_plan_flags(request)
     between("steps", request.steps, LEAST_STEPS, MOST_STEPS)
     between("seed", request.seed, 0, MOST_SEED)
     if request.clip_norm is not None and request.clip_norm < 0:

@@ -7,6 +7,7 @@ import msgspec
 from trainledger.errors import BadInput, UsageError
 from trainledger.plans.limits import between
 from trainledger.runtime.spec import RunSpec, Scaling
+from trainledger.service.no_effect import check_run_flags
 from trainledger.service.train_request import Request
 
 MOST_STEPS = 10**9
@@ -26,7 +27,10 @@ def check_named(request: Request) -> None:
 
 
 def check_limits(request: Request) -> None:
-    """Refuse numbers that no run can be told, and those that contradict each other; what is not given is not asked."""
+    """Refuse numbers that no run can be told, that contradict each other or that would change nothing.
+
+    What is not given is not asked.
+    """
     between("steps", request.steps, 1, MOST_STEPS)
     for name in ("warmup", "eval_every", "eval_sequences", "checkpoint_every", "fp8_every"):
         between(_flag(name), getattr(request, name), 0, MOST_STEPS)
@@ -46,6 +50,7 @@ def check_limits(request: Request) -> None:
     if request.spike_factor is not None and 0 < request.spike_factor <= 1:
         raise UsageError(f"--spike-factor is {request.spike_factor}: a spike is above the median; use 2 or more, or 0")
     _check_pairs(request)
+    check_run_flags(request)
 
 
 def _check_pairs(request: Request) -> None:

@@ -22,6 +22,7 @@ from trainledger.runtime.data.tokenizer import open_tokenizer
 from trainledger.runtime.spec import RunSpec, Scaling
 from trainledger.runtime.train.resume import check_resume
 from trainledger.runtime.train.spec import CHECKPOINTS, TOLD, DataSpec, Fp8Spec, TrainSpec
+from trainledger.service.no_effect import check_held_out
 from trainledger.service.plan_file import SUFFIX
 from trainledger.service.prove_plan import Planned, planned
 from trainledger.service.prove_request import Request as ProveRequest
@@ -155,6 +156,8 @@ def _check_folder(out: Path, *, resume: bool) -> None:
 def _data(request: Request, run: RunSpec, out: Path) -> DataSpec:
     """The token files of a run, made of text where that is given, once they are fit for it."""
     train, held_out = _files(request, out)
+    if held_out is None:
+        check_held_out(request)
     tokenizer = None if request.tokenizer is None else open_tokenizer(request.tokenizer)
     wanted = request.eval_sequences or 0
     check_data(run, train, held_out, eval_sequences=wanted, tokenizer=tokenizer)
