@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from trainledger.errors import BadInput
-from trainledger.profiles import PROFILES, load_profile, read_profile
+from trainledger.profiles import load_profile, releases
 
 
 @pytest.mark.parametrize(
@@ -15,10 +15,13 @@ from trainledger.profiles import PROFILES, load_profile, read_profile
         ("b5bcd76", "b5bcd76"),
         ("2026-08", "b5bcd76"),
         ("2026-06-24", "b5bcd76"),
-        ("2026-05", "2026-03-23"),
+        ("2026-05", "2026-04-06"),
+        ("2026-03", "2026-03-23"),
         ("2026-02", "2026-01-27"),
         ("2026-01-26", "2025-12-01"),
         ("2025-12", "2025-12-01"),
+        ("2025-11", "2025-11-21"),
+        ("2025-11-20", "2025-07-28"),
         ("2025-08", "2025-07-28"),
         ("2025-07-28", "2025-07-28"),
         ("2025-07-27", "2025-04-02"),
@@ -75,7 +78,7 @@ def test_what_no_file_covers_is_refused_with_what_is_known(engine: str, release:
 
 
 def test_ranges_of_days_follow_one_another() -> None:
-    profiles = [read_profile("torchtitan", name) for name in PROFILES["torchtitan"]]
+    profiles = [profile for profile in releases("torchtitan") if profile.from_version]
     for newer, older in pairwise(profiles):
         assert older.before_version == newer.from_version
     assert not profiles[0].before_version

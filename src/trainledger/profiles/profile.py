@@ -215,8 +215,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     blocks           the manner of inventory/blocks in which parts of the model run
     passing          which class of account/memory/engines says what passes
-    unit_gradients   gradients of weights lie beside activations until their layer has run backward; else they are
-                     written into buffers that the states count
+    unit_gradients   gradients of weights lie beside activations until their layer has run backward; else in a buffer
     regathers        a matrix keeps this rank's part of its input's tokens and gathers the others again (nanotron)
     compile          on | off: torch.compile of blocks unless --compile says; "" where the engine has none
     compiled_loss    the loss by default with compiled blocks; "": it stays as it is
@@ -227,6 +226,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     no_sync          gradients of several micro-batches add up whole, and are reduced with the last
     outputs_held     the loop has what the model gave in a variable, logits included, until the model gives more
     copies_kv        keys and values are copied for each query head before attention
+    experts_batched  a batched product over each token's rows weighs what experts give; else it is weighed row by row
     selective_keeps  results that a checkpoint which chooses by operation keeps beside those of every second matrix:
                      flash, cudnn (of the attention kernels of that name), reduce_scatter, all_to_all
     cudnn_from       compute capability from which cuDNN's attention runs; "": never
@@ -244,8 +244,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     allocator        how its launcher has PyTorch's allocator grow
     allocator_nodes  the same of its launcher for several nodes; "": as for one
     first_step       the source that says that an optimizer makes its moments in its first step; "": nobody read it
-    device           it runs on cards, so that context and communicators are beside what is allocated; else it is an
-                     accounting on paper, which "fits" by what is allocated
+    device           it runs on cards, beside context and communicators; else it "fits" by what is allocated, on paper
     """
 
     blocks: str = "plain"
@@ -261,6 +260,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     no_sync: bool = False
     outputs_held: bool = False
     copies_kv: bool = False
+    experts_batched: bool = False
     selective_keeps: tuple[str, ...] = ()
     cudnn_from: str = ""
     ends_together: bool = False

@@ -8,6 +8,7 @@ from trainledger.account.memory.engines.fsdp2 import Fsdp2
 from trainledger.account.memory.engines.knobs import Knobs
 from trainledger.account.memory.engines.megatron import DummyGradients, GroupedWorkspaces
 from trainledger.account.memory.engines.nanotron import WaitingGradients
+from trainledger.account.memory.engines.one_graph import OneGraph
 from trainledger.account.memory.engines.passing import Passing
 from trainledger.account.shares import Shares
 from trainledger.inventory.inventory import Inventory
@@ -20,6 +21,7 @@ PASSING: dict[str, type[Passing]] = {
     "fsdp2": Fsdp2,
     "fsdp2 knobs": Knobs,
     "grouped workspaces": GroupedWorkspaces,
+    "one graph": OneGraph,
     "waiting gradients": WaitingGradients,
 }
 

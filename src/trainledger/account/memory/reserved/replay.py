@@ -15,6 +15,7 @@ from trainledger.account.memory.engines.fsdp1 import Fsdp1
 from trainledger.account.memory.engines.fsdp2 import Fsdp2
 from trainledger.account.memory.engines.knobs import Knobs
 from trainledger.account.memory.engines.nanotron import WaitingGradients
+from trainledger.account.memory.engines.one_graph import OneGraph
 from trainledger.account.memory.engines.passing import Passing
 from trainledger.account.memory.layers import offloads
 from trainledger.account.memory.reserved.allocator import Event, Reserved, replay
@@ -24,6 +25,7 @@ from trainledger.account.memory.reserved.engines.fsdp2 import Fsdp2Run
 from trainledger.account.memory.reserved.engines.fsdp2_units import asked_for, units_of
 from trainledger.account.memory.reserved.engines.knobs import KnobsRun
 from trainledger.account.memory.reserved.engines.nanotron import WaitingRun
+from trainledger.account.memory.reserved.engines.one_graph import OneGraphRun
 from trainledger.account.memory.reserved.engines.placed import Placed
 from trainledger.account.memory.reserved.offload import OffloadRun
 from trainledger.account.memory.reserved.run import Engine, Layer, Requests, Run, Stage, States
@@ -98,6 +100,8 @@ def _engine(passing: Passing, requests: Requests, row: int, stage: Stage) -> Eng
             )
         case Fsdp1():
             return Fsdp1Run(requests, flat_units_of(passing, stage.layers), no_sync=bool(passing.adds_up[0, 0]))
+        case OneGraph():
+            return OneGraphRun(requests, units_of(passing, row, stage.layers))
         case Fsdp2():
             piped = int(passing.own.plans.pp[0]) > 1
             return Fsdp2Run(requests, units_of(passing, row, stage.layers), accumulate=piped)

@@ -23,6 +23,9 @@ from trainledger.profiles.profile import MemoryRules
 
 Bytes = IntArray | int
 
+ONE_GRAPH = "one graph"
+"""The word of `memory.passing` of an engine whose step is one graph of operations."""
+
 
 def unlike(plans: Plans) -> NDArray[np.bool_]:
     """[plans, 4]: what plans must agree in to have the same operations: tp, sp, ep and cp in use or not."""
@@ -50,11 +53,16 @@ class Builder:
         """Switches of the release."""
         return self.sizes.setting.profile.memory
 
+    @property
+    def one_graph(self) -> bool:
+        """Whether forward and backward are one graph of operations. [torchtitan-graph-trainer]"""
+        return self.rules.passing == ONE_GRAPH
+
     @contextmanager
     def recomputed(self, *, lazy: bool) -> Generator[None]:
-        """A checkpoint around what is added inside; lazy: within a compiled graph."""
+        """A checkpoint around what is added inside; lazy: within a compiled graph, as one of the whole step is."""
         early = not self.sizes.setting.profile.traffic.recompute_reruns_last
-        with self.program.recomputed(early_stop=early, asked=True, lazy=lazy):
+        with self.program.recomputed(early_stop=early, asked=True, lazy=lazy or self.one_graph):
             yield
 
     def pins(self, what: str) -> bool:
@@ -71,8 +79,9 @@ class Builder:
         return nbytes * bits("fp32") // bits(self.sizes.dtype)
 
     def weight(self, elements: IntArray | int) -> Bytes:
-        """Bytes of a weight's gradient as the backward gives it: in the dtype that the weight is multiplied in."""
-        return bytes_of(np.asarray(elements, dtype=np.int64), self.sizes.dtype)
+        """Bytes of a weight's gradient: in the dtype that the weight is multiplied in, or cast for its reduction."""
+        dtype = self.sizes.setting.dtype("reduce") if self.one_graph else self.sizes.dtype
+        return bytes_of(np.asarray(elements, dtype=np.int64), dtype)
 
     def gathered(self, x: Value, name: str) -> Value:
         """What the matrices of a tensor-parallel region read: x itself, or made whole of the ranks' slices.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from trainledger.arrays import IntArray
+from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
 from trainledger.inventory.blocks.loss import Logits, OutputLayer, cross_entropy, in_chunks
 from trainledger.inventory.blocks.sizes import Sizes
 from trainledger.inventory.blocks.titan.builder import Builder
 from trainledger.inventory.blocks.titan.norm import norm
 from trainledger.inventory.tape import Tape, Value, walk
+from trainledger.plans.sharding import shard_group
 
 
 def embedding(sizes: Sizes) -> Tape:
@@ -44,9 +43,14 @@ def _logits(sizes: Sizes) -> Logits:
 
 
 def _chunked(build: Builder, whole: Value, of: Logits, weight: IntArray) -> None:
-    """Chunks under FSDP2: the output layer's gradient is added up in the dtype of reductions. [fsdp2-no-sync]"""
+    """Chunks: under FSDP2 the output layer's gradient is added up whole, in the dtype of reductions. [fsdp2-no-sync]
+
+    One graph reduces that of each chunk, and adds up shards. [torchtitan-graph-trainer]
+    """
     sizes, setting = build.sizes, build.sizes.setting
-    added = bytes_of(weight // bytes_of(np.array([1]), sizes.dtype), setting.dtype("reduce"))
+    added = bytes_of(ceil_div(setting.model.vocab_size * sizes.hidden_size, sizes.tp), setting.dtype("reduce"))
+    if build.one_graph:
+        added = ceil_div(added, shard_group(sizes.plans, expert=False))
     layer = OutputLayer(
         hidden=sizes.hidden,
         hidden_sum=sizes.wide(sizes.hidden_size, "fp32"),

@@ -25,8 +25,7 @@ def moe(build: Builder, shape: Moe, x: Value) -> Value:
     each = bytes_of(rows * sizes.hidden_size, sizes.dtype)
     routed = program.op("rows by expert", x, each)
     given = _experts(build, shape, routed, rows, each)
-    back = program.op("rows by token", given, each)
-    weighed = _weighed(build, back, scores, each)
+    weighed = (_batched if build.rules.experts_batched else _added)(build, given, scores, each)
     if not shape.shared_intermediate:
         return weighed
     shared = network(build, x, shape.shared_intermediate, sizes.tp, name="shared ")
@@ -64,9 +63,23 @@ def _experts(build: Builder, shape: Moe, routed: Value, rows: IntArray, each: In
     return program.op("rows sent back", plain, sent, pinned=pinned) if build.exchanged else plain
 
 
-def _weighed(build: Builder, back: Value, scores: Value, each: IntArray) -> Value:
-    """Rows of a token in fp32 times their scores, summed: a batched product keeps both."""
+def _batched(build: Builder, given: Value, scores: Value, each: IntArray) -> Value:
+    """Rows put in the order of tokens, in fp32: a batched product of a token's rows and scores keeps both."""
     whole = build.sizes.hidden
+    back = build.program.op("rows by token", given, each)
     floats = build.program.op("rows in fp32", back, build.fp32(each))
     both = (floats, scores)
     return build.program.op("weighed sum", both, whole, keeps=both, back_work=build.fp32(whole))
+
+
+def _added(build: Builder, given: Value, scores: Value, each: IntArray) -> Value:
+    """Rows in fp32 times their scores, cast back and added up by token: no kernel does two of these at once.
+
+    The product's backward makes one more product of rows, which is summed into the gradients of scores.
+    """
+    program, wide = build.program, build.fp32(each)
+    floats = program.op("rows in fp32", given, wide)
+    both = (floats, scores)
+    product = program.op("rows times scores", both, wide, keeps=both, back_work=wide)
+    cast = program.op(f"rows times scores in {build.sizes.dtype}", product, each)
+    return program.op("rows added up by token", cast, build.sizes.hidden)
