@@ -161,6 +161,24 @@ def test_a_fact_that_no_source_states_is_missed_by_file_and_key() -> None:
         _ = find_cluster("mi300x").inter_bytes_per_s
 
 
+@pytest.mark.parametrize(
+    ("name", "torch_gib", "bf16"),
+    [
+        # what PyTorch says of the card as it runs out, in public reports
+        ("t4", 14.56, False),  # https://github.com/AlphaGPU/leetgpu-challenges/issues/52
+        ("a10g", 21.99, True),  # https://github.com/mistralai/mistral-finetune/issues/69
+        ("l4", 21.95, True),  # github.com/thamada/nvidia-smi gls/L4_deviceQuery.py: 23570219008 bytes
+        ("3090", 23.69, True),  # https://github.com/ucwxb/GraphAvatar/issues/4
+        ("a40", 44.34, True),  # github.com/thamada/nvidia-smi gls/A40x10_deviceQuery.py: 47608692736 bytes
+        ("rtx 6000 ada", 47.48, True),  # https://github.com/pytorch/torchtitan/issues/620
+    ],
+)
+def test_cards_of_workstations_and_clouds_have_what_pytorch_says(name: str, torch_gib: float, bf16: bool) -> None:
+    card = find_accelerator(name)
+    assert card.usable_bytes == pytest.approx(torch_gib * 2**30, rel=0.005)
+    assert card.supports("bf16") == bf16
+
+
 def test_hardware_that_lacks_a_format_is_not_a_missing_fact() -> None:
     v100 = find_accelerator("v100")
     assert not v100.supports("bf16")
