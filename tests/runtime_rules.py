@@ -74,6 +74,11 @@ CASES: dict[str, tuple[Any, ...]] = {
         ("--seq 1025", "1024 positions"),
         load_model("gpt2"),
     ),
+    "cp-flash": (
+        {**RUN, "cp": 2, "card": "h100", "precision": "bf16"},
+        {**RUN, "cp": 2, "card": "h100"},
+        ("cp=2 on H100-SXM5-80GB", "no fp32", "--precision bf16"),
+    ),
     "cp-causal": (
         {**RUN, "cp": 2, "workload": Workload(seq=4096)},
         {**RUN, "cp": 2, "workload": Workload(seq=8192)},

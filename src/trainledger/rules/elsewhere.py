@@ -41,5 +41,4 @@ ELSEWHERE: tuple[Elsewhere, ...] = (
     Elsewhere(
         "runtime-host-memory", "machine", "ranks that do not fit into the machine's memory", "runtime/launch/memory.py"
     ),
-    Elsewhere("cp-flash", "machine", "fp32 under --cp on a CUDA device", "runtime/parallelize/context.py"),
 )

@@ -13,7 +13,7 @@ import numpy as np
 from trainledger.facts.model import Attention, Model, Tensor
 from trainledger.plans.plan import Plans
 from trainledger.plans.setting import Setting
-from trainledger.rules import dry, recipes
+from trainledger.rules import cards, dry, recipes
 from trainledger.rules.rule import Mask, Rule
 from trainledger.rules.shape import attentions, choices
 
@@ -28,6 +28,8 @@ MOST_LOCAL = 64
 
 FORKED = ("runtime-ranks",)
 """Rules that bind only ranks that are forked here."""
+STARTED = tuple(rule.id for rule in cards.RULES)
+"""Rules that bind only ranks that torchrun starts, which compute on cards where there are some."""
 DRY = tuple(rule.id for rule in dry.RULES)
 """Rules that bind only dry runs."""
 
@@ -383,4 +385,5 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     *recipes.RULES,
+    *cards.RULES,
 )

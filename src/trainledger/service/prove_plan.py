@@ -15,7 +15,7 @@ from trainledger.plans.limits import between
 from trainledger.plans.plan import Plans, make_plans
 from trainledger.plans.setting import make_setting
 from trainledger.rules import REFUSALS, RUNTIME, Rule, findings, require
-from trainledger.rules.runtime import DRY, FORKED, learned_positions
+from trainledger.rules.runtime import DRY, FORKED, STARTED, learned_positions
 from trainledger.runtime.spec import RunSpec
 from trainledger.service.common import Run, resolve
 from trainledger.service.models import find_config
@@ -105,8 +105,9 @@ def _with_microbatches(run: Run, count: int) -> Run:
 
 def _rules(request: Request) -> tuple[Rule, ...]:
     """The engine, what any plan must be, what the program runs in the way that is asked for."""
-    forked = not request.dry and request.cluster_args is None
-    idle = (*(() if forked else FORKED), *(() if request.dry else DRY))
+    started = request.cluster_args is not None
+    forked = not request.dry and not started
+    idle = (*(() if forked else FORKED), *(() if started else STARTED), *(() if request.dry else DRY))
     engine, *program = (rule for rule in RUNTIME if rule.id not in idle)
     return (engine, *REFUSALS, *program)
 

@@ -20,6 +20,7 @@ import msgspec
 from trainledger.errors import TrainledgerError
 from trainledger.plans.ranks import world_size
 from trainledger.runtime.launch.cluster import Cluster, check_port, port_in_use, read_cluster
+from trainledger.runtime.launch.devices import check_devices, cuda_devices
 from trainledger.runtime.launch.environment import QUIET
 from trainledger.runtime.launch.failure import Failure, RankFailed, died, last_lines, raised, stack_in
 from trainledger.runtime.launch.memory import check_host_memory
@@ -92,6 +93,7 @@ def run_job(
     cluster = read_cluster(cluster_args, ranks)
     if rank_bytes is not None:
         check_host_memory(cluster.local, rank_bytes, available_bytes)
+    check_devices(_run_of(job.told), cluster.local, cuda_devices())
     check_port(cluster)
     with tempfile.TemporaryDirectory(prefix="trainledger-", ignore_cleanup_errors=True) as folder:
         out = Path(folder)
@@ -112,6 +114,13 @@ def run_job(
             finally:
                 fcntl.flock(alive, fcntl.LOCK_UN)
                 _end(started)
+
+
+def _run_of(told: Told) -> RunSpec:
+    """The run that a job is about."""
+    run = told if isinstance(told, RunSpec) else getattr(told, "run", None)
+    assert isinstance(run, RunSpec), f"{type(told).__name__} tells of a run"
+    return run
 
 
 def _start(job: str, out: Path, cluster: Cluster, stack_at: float) -> subprocess.Popen[bytes]:

@@ -24,14 +24,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from trainledger.errors import BadInput, Refused
+from trainledger.runtime.launch.devices import LEAST_FP8
 from trainledger.runtime.model import Decoder
 from trainledger.runtime.precision.quiet import quiet_import
 from trainledger.runtime.precision.share import fp8_layers
 from trainledger.runtime.spec import RunSpec
 from trainledger.runtime.tensors import Kept
-
-LEAST_CAPABILITY = (8, 9)
-"""CUDA compute capability from which torch._scaled_mm runs."""
 
 
 class Fp8:
@@ -57,12 +55,12 @@ class Fp8:
         if self._device.type != "cuda":
             return
         found = torch.cuda.get_device_capability(self._device)
-        if found < LEAST_CAPABILITY:
+        if found < LEAST_FP8:
             name = torch.cuda.get_device_name(self._device)
             raise Refused(
                 "fp8-sm",
                 f"--precision {self._spec.precision} needs compute capability "
-                f"{'.'.join(map(str, LEAST_CAPABILITY))}, and {name} has {'.'.join(map(str, found))}; use bf16",
+                f"{'.'.join(map(str, LEAST_FP8))}, and {name} has {'.'.join(map(str, found))}; use bf16",
             )
 
     def _settings(self) -> Any:  # noqa: ANN401  # torchao's Float8LinearConfig
