@@ -13,11 +13,12 @@ from typing import Literal
 import msgspec
 
 from trainledger.errors import BadInput
+from trainledger.runtime.data.hashed import hash_of
 from trainledger.runtime.data.token_file import CHUNK_BYTES, START_BYTES, Facts, TokenFile, append, dtype_of, header
 from trainledger.runtime.data.tokenizer import Ids, Tokenizer, open_tokenizer
 from trainledger.runtime.files import sync
 
-TRAIN, HELD_OUT = "train.tokens", "held-out.tokens"
+TRAIN, HELD_OUT, TEXT_HASH = "train.tokens", "held-out.tokens", "text.hash"
 MOST_HELD_OUT = 0.5
 
 Part = Literal["train", "held-out"]
@@ -58,7 +59,7 @@ def prepare(texts: Sequence[Path], tokenizer: str, out: Path, *, held_out: float
         raise BadInput("no text is named to make tokens of; name at least one file")
     encoder = open_tokenizer(tokenizer)
     cut = [_cut(path, held_out) for path in texts]
-    text = _digest(texts)
+    text = hash_of(texts, lambda: _digest(texts), out / TEXT_HASH)
     if not out.exists():
         _publish(cut, encoder, text, out, held_out)
     return _found(out, encoder, text, held_out)

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainledger.errors import BadInput
+from trainledger.runtime.data.hashed import hash_of
 
 MAGIC = b"TLTOKENS"
 VERSION = 1
@@ -84,18 +85,23 @@ class TokenFile(msgspec.Struct, frozen=True, kw_only=True):
         return cls(path=path, facts=facts)
 
     def verify(self) -> TokenFile:
-        """This file, once the hash of its tokens is that of the header; reads all of it, in pieces."""
-        digest = hashlib.sha256()
-        with self.path.open("rb") as file:
-            file.seek(START_BYTES)
-            while piece := file.read(CHUNK_BYTES):
-                digest.update(piece)
-        if digest.hexdigest() != self.facts.sha256:
+        """This file, once the hash of its tokens is that of the header; read whole unless nobody has written it since.
+
+        That it was hashed is kept beside it, in `<name>.hash`, where it can be.
+        """
+        found = hash_of([self.path], self._hash, self.path.with_name(f"{self.path.name}.hash"))
+        if found != self.facts.sha256:
             raise BadInput(
-                f"{self.path} was altered: its tokens have SHA-256 {digest.hexdigest()} and its header says "
+                f"{self.path} was altered: its tokens have SHA-256 {found} and its header says "
                 f"{self.facts.sha256}; {_NEXT}"
             )
         return self
+
+    def _hash(self) -> str:
+        """SHA-256 of the tokens as they are on disk."""
+        with self.path.open("rb") as file:
+            file.seek(START_BYTES)
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def tokens(self) -> Tokens:
         """All tokens [count], mapped and read-only: memory is taken by what is looked at."""
