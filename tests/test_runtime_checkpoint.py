@@ -11,7 +11,6 @@ import msgspec
 import pytest
 import torch
 
-from checkpoint_bytes import measured_bytes
 from checkpoint_damage import DAMAGES, Judged, copied, flip, full_disk, judged
 from checkpoint_runs import STEPS, TOLERANCE, Ask, Ran, predicted_bytes, program_of, ran, spec_of, stepped
 from command_line import answer, run
@@ -20,6 +19,7 @@ from trainledger.runtime.checkpoint.checkpoints import Checkpoints
 from trainledger.runtime.checkpoint.export import export
 from trainledger.runtime.checkpoint.folders import clear, lock, name_of, partial_of, published
 from trainledger.runtime.checkpoint.manifest import STATE, Damaged, read_manifest, verify
+from trainledger.runtime.checkpoint.measure import measured_bytes
 from trainledger.runtime.launch.fork import RankFailed, run_forked
 from trainledger.runtime.model import build_decoder
 from trainledger.runtime.model.weights import load_safetensors

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_bytes import measured_bytes
 from checkpoint_damage import copied
 from checkpoint_runs import TOLERANCE, Ask, Ran, predicted_bytes, program_of, ran, spec_of, stepped
 from trainledger.runtime.checkpoint.folders import name_of
+from trainledger.runtime.checkpoint.measure import measured_bytes
 from trainledger.runtime.checkpoint.parts import parts_of
 from trainledger.runtime.launch.fork import run_forked
 from trainledger.runtime.spec import RunSpec

@@ -20,6 +20,9 @@ Instant = Literal["rest", "loss", "backward"]
 """When a rank is looked at: between steps; after the loss of the last micro-batch; at the end of its backward, before
 the optimizer steps. An engine's profile knows the inside of that step as well."""
 
+CHECKPOINT = "checkpoint: weights and optimizer, each once"
+"""What a checkpoint of a run takes: `held/outside/<this>@disk`."""
+
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One entry: `amount` in `unit`, how sure it is (`basis`), and where it comes from.

@@ -74,6 +74,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     flop       by operation: `done/<operation>`
     gathered   parameters of each unit as gathered: `held/gathered/<its first tensor>` to bytes; empty without units
     alive      saved activations and the peak; empty where nobody said what the forward pass does
+    saved      what a checkpoint of the whole job takes, of the first rank; empty where none is saved
     """
 
     rank: int
@@ -83,6 +84,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     flop: dict[str, Amount]
     gathered: dict[str, int]
     alive: dict[str, Amount] = {}
+    saved: dict[str, Amount] = {}
 
     @property
     def wire_bytes(self) -> int:

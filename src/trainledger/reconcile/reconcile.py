@@ -44,6 +44,7 @@ def reconcile(prediction: Prediction, observation: Observation) -> list[Verdict]
         *_done(prediction, observation),
         *_gathered(prediction, observation),
         *_alive(prediction, observation),
+        *_saved(prediction, observation),
     ]
 
 
@@ -158,6 +159,13 @@ def _alive(prediction: Prediction, observation: Observation) -> Iterator[Verdict
             basis=basis,
             verdict=word,
         )
+
+
+def _saved(prediction: Prediction, observation: Observation) -> Iterator[Verdict]:
+    """Checkpoints, of which the first rank speaks for all."""
+    for identity in sorted(prediction.saved.keys() | observation.saved.keys()):
+        amount, measured = prediction.saved.get(identity), observation.saved.get(identity)
+        yield _line(identity, prediction.rank, amount.amount if amount is not None else 0, measured, "B", "exact")
 
 
 def _line(identity: str, rank: int, predicted: int, measured: int | None, unit: Unit, basis: Basis) -> Verdict:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from trainledger.lines import CHECKPOINT, line_id
+from trainledger.runtime.checkpoint.measure import trial
 from trainledger.runtime.faults import FAULTS
 from trainledger.runtime.observe.observation import Observation
 from trainledger.runtime.observe.observer import Observer
@@ -39,4 +42,11 @@ def run(spec: RunSpec, progress: Progress, *, fake: FakeTensorMode | None = None
             if loss is not None:
                 losses.append(loss)
     progress(spec.steps, spec.steps, "done")
-    return observer.result(dist.get_rank(), spec.digest, losses)
+    seen = observer.result(dist.get_rank(), spec.digest, losses)
+    return msgspec.structs.replace(seen, saved=_saved(program, spec.steps)) if spec.checkpoint else seen
+
+
+def _saved(program: Program, step: int) -> dict[str, int]:
+    """What a checkpoint of all ranks has in its files, on the first; saved when nobody observes any more."""
+    found = trial(program, step)
+    return {} if found is None else {line_id("held", "outside", CHECKPOINT, "disk"): found.payload_bytes}

@@ -58,6 +58,7 @@ class RunSpec(Told, frozen=True, kw_only=True):
     scaling         of the loss, under fp16
     steps           optimizer steps; the last one is the one that is observed. DDP is settled from the third on: it
                     finds the order of gradients in the first and makes its buckets anew in the second
+    checkpoint      one is saved after the observed step, and what is in its files is counted
     faults          planted faults (runtime/faults.py), for tests of the proof itself
     """
 
@@ -79,6 +80,7 @@ class RunSpec(Told, frozen=True, kw_only=True):
     seed: int = 0
     scaling: Scaling = Scaling()
     steps: int = 3
+    checkpoint: bool = False
     faults: tuple[str, ...] = ()
 
     @property

@@ -11,8 +11,9 @@ from typing import Literal
 
 import msgspec
 
+from trainledger.account.memory.outside.disk import on_disk
 from trainledger.account.peak import single_peak
-from trainledger.account.rank import Prediction, rank_lines
+from trainledger.account.rank import Amount, Prediction, rank_lines
 from trainledger.account.rank_memory import with_memory
 from trainledger.errors import BadInput, UsageError
 from trainledger.facts.semantics import Semantics
@@ -23,6 +24,7 @@ from trainledger.plans.setting import Setting
 from trainledger.profiles import covers
 from trainledger.reconcile.proof import proof
 from trainledger.reconcile.verdict import Proof, Unexplained, Verdict
+from trainledger.runtime.launch.cluster import read_cluster
 from trainledger.runtime.observe.observation import Observation
 from trainledger.runtime.progress import Progress
 from trainledger.service.common import Note, notes
@@ -85,6 +87,8 @@ def run(request: Request, *, runner: Runner | None = None, progress: Progress | 
     words = cluster_words(request.cluster_args, dry=request.dry or False)
     timeout_s = seconds_of(request.timeout)
     plan = planned(request)
+    if plan.spec.checkpoint:
+        _check_saves(request, words, world_size(plan.spec.plan))
     rules = check_runtime(plan) if runner is None else None
     predictions = Predictions(plan, rules)
     ranks = predictions.different() if request.dry else predictions.ranks
@@ -149,6 +153,9 @@ class Predictions:
     def whole(self, rank: int, *, dry: bool) -> Prediction:
         """The same with saved activations and the peak."""
         found = self.of(rank)
+        if self.plan.spec.checkpoint and rank == 0:
+            lines = {one.line.id: Amount(amount=one.amount, formula=one.formula) for one in on_disk(self.inventory)}
+            found = msgspec.structs.replace(found, saved=lines)
         if self.rules is None:
             return found
         return with_memory(found, self.inventory, self.plan.plans, self.rules, clips=self._clips, dry=dry)
@@ -176,6 +183,17 @@ def _figures(of: Prediction) -> tuple[object, ...]:
     }
     calls = [msgspec.structs.replace(call, peers=()) for call in of.calls]
     return held, calls, {name: line.amount for name, line in of.flop.items()}, of.gathered
+
+
+def _check_saves(request: Request, words: tuple[str, ...] | None, ranks: int) -> None:
+    """Refuse to count a checkpoint where none can be written, or where one machine sees a part of it."""
+    if request.dry:
+        raise UsageError("--dry has tensors without numbers and --checkpoint writes them; leave one of them out")
+    if words is not None and (nodes := read_cluster(words, ranks).nnodes) > 1:
+        raise UsageError(
+            f"--checkpoint counts files in a temporary folder of one machine, and --cluster-args has {nodes} nodes; "
+            "leave one of them out"
+        )
 
 
 def cluster_words(text: str | None, *, dry: bool = False) -> tuple[str, ...] | None:

@@ -147,7 +147,7 @@ def _spec(request: Request, config: Mapping[str, Any], run: Run, plans: Plans) -
     scenario = setting.scenario
     chosen = {
         name: getattr(request, name)
-        for name in ("steps", "seed", "clip_norm", "early_stop", "loss_parallel")
+        for name in ("steps", "seed", "clip_norm", "early_stop", "loss_parallel", "checkpoint")
         if getattr(request, name) is not None
     }
     words = {

@@ -61,5 +61,8 @@ class Request(ProgramRequest, frozen=True, kw_only=True, rename="kebab"):
     full_size: Annotated[
         bool | None, flag("Run the model, the sequence and the batch as they are, and do not shrink them.", group=RUN)
     ] = None
+    checkpoint: Annotated[
+        bool | None, flag("Save a checkpoint too, and compare the tensors in its files with their line.", group=RUN)
+    ] = None
     steps: Annotated[int | None, flag("Optimizer steps; the last one is measured [3].", "N", group=RUN)] = None
     all: Annotated[bool | None, flag("Print equal lines too; --json has them always.", group=ANSWER)] = None

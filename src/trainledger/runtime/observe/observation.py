@@ -72,6 +72,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     losses        mean loss of every step on the ranks that compute it
     gathered      parameters of each unit as gathered, largest at once: `held/gathered/<unit>` to bytes
     groups        those of all calls
+    saved         what a checkpoint of the whole job has in its files, by line; of one rank, where one was saved
     """
 
     rank: int
@@ -84,4 +85,5 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     gathered: dict[str, int] = {}
     groups: tuple[Group, ...] = ()
     reported: tuple[Line, ...] = ()
+    saved: dict[str, int] = {}
     torch_version: str = ""

@@ -17,6 +17,7 @@ from trainledger.arrays import ints
 from trainledger.dtypes import bytes_of
 from trainledger.facts.model import Model, Tensor
 from trainledger.inventory.inventory import Inventory
+from trainledger.lines import CHECKPOINT
 from trainledger.plans.setting import Setting
 from trainledger.runtime.spec import Optimizer, Precision
 
@@ -38,7 +39,7 @@ def on_disk(inventory: Inventory) -> Iterator[Outside]:
     )
     parts = [f"weights in fp32 {weights} B", f"{kept} moments in fp32 {moments} B", f"step counts {steps} B"]
     yield Outside(
-        what="checkpoint: weights and optimizer, each once",
+        what=CHECKPOINT,
         when="save",
         place="disk",
         per="job",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
+import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +14,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+import torch.distributed as dist
 
+from trainledger.runtime.checkpoint.checkpoints import Checkpoints
+from trainledger.runtime.checkpoint.folders import name_of
 from trainledger.runtime.checkpoint.manifest import read_manifest
 from trainledger.runtime.checkpoint.parts import SCALES, WEIGHTS
 from trainledger.runtime.checkpoint.storage import Reader
+from trainledger.runtime.program import Program
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +41,28 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     def payload_bytes(self) -> int:
         """All elements of tensors: what the ledger predicts."""
         return self.weights_bytes + self.optimizer_bytes
+
+
+def trial(program: Program, step: int) -> Measured | None:
+    """Save a checkpoint of a program where nobody looks for it, count what is in it, and remove it; collective.
+
+    The answer is that of the first rank, whose folder all ranks must see; the others have none. SaveFailed where it
+    cannot be written.
+    """
+    first = dist.get_rank() == 0
+    told = [tempfile.mkdtemp(prefix="trainledger-checkpoint-") if first else ""]
+    dist.broadcast_object_list(told)
+    folder = Path(told[0])
+    try:
+        saved = Checkpoints(folder, program, asynchronous=False)
+        try:
+            saved.save(step)
+        finally:
+            saved.close()
+        return measured_bytes(folder / name_of(step)) if first else None
+    finally:
+        if first:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def measured_bytes(folder: Path) -> Measured:
