@@ -196,6 +196,19 @@ def test_segments_grow_on_one_node_where_the_launcher_says_so() -> None:
     assert amd.allocator(8) == "default"
 
 
+def test_segments_do_not_grow_where_pytorch_does_not_read_the_name_that_the_launcher_gives_the_setting() -> None:
+    """From September 2025 to January 2026. pytorch/torchtitan#1884, of October: 44.84 GiB by the tenth step."""
+    model, releases = load_preset("llama-3-8b"), ("2025-08", "2025-09", "2025-11", "2026-01-26", "2026-01-27")
+    settings = [setting_of(model, engine="torchtitan", framework_version=release) for release in releases]
+    assert [each.allocator(8) for each in settings] == ["expandable", "default", "default", "default", "expandable"]
+    scenario = {"engine": "torchtitan", "framework_version": "2025-10-15", "recompute": "full"}
+    plans = plan_of(dp_shard=2, cp=2, zero_stage=3)
+    asked = {how: setting_of(model, Workload(seq=8192), **scenario, allocator=how) for how in ("", "expandable")}
+    reserved = {how: memory_of(Inventory(setting), plans).meters["reserved"] for how, setting in asked.items()}
+    assert reserved[""].estimate / GIB == pytest.approx(44.84, rel=0.01)
+    assert reserved["expandable"].estimate / GIB < 0.93 * 44.84
+
+
 def test_the_root_unit_and_the_loss_are_what_a_release_changed() -> None:
     """The same run on the releases of 2025-03 and 2025-08: the embedding is let go of, and the loss is compiled."""
     before, after = (

@@ -25,6 +25,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
         "2026-01.toml",
         "2025-12.toml",
         "2025-11.toml",
+        "2025-09.toml",
         "2025-07.toml",
         "2025-04.toml",
         "2024-12.toml",
