@@ -192,9 +192,9 @@ def _stored_weights(
     kept = selected & ~table.trainable & ~table.quantised
     yield Buffer(row=row, what=row.what, dtype=dtype, mask=selected & table.trainable)
     if kept.any():
-        # k-bit preparation upcasts what stays unquantised. [peft: prepare_model_for_kbit_training]
-        upcast = "fp32" if table.quantised.any() else frozen
-        yield Buffer(row=_apart(row), what=f"frozen {row.what}", dtype=upcast, mask=kept)
+        # k-bit preparation upcasts what stays unquantised, if nothing is told. [peft: prepare_model_for_kbit_training]
+        prepared = table.quantised.any() and not setting.scenario.frozen_dtype
+        yield Buffer(row=_apart(row), what=f"frozen {row.what}", dtype="fp32" if prepared else frozen, mask=kept)
     if quantised.any():
         cut = row if setting.profile.shards_quantised else msgspec.structs.replace(row, sharded_from=4, cut="none")
         yield Buffer(row=cut, what=f"4-bit frozen {row.what}", dtype="nf4", mask=quantised)

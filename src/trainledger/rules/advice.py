@@ -35,6 +35,15 @@ def _upcast(setting: Setting, plans: Plans) -> Mask:
     return (plans.zero_stage > 0) & (_adapters(setting) and narrow)
 
 
+def _unquantised(setting: Setting) -> str:
+    """What 4-bit storage leaves over is kept in this dtype: trl's sft_trainer.py asks is_sharded_qlora first."""
+    if setting.scenario.frozen_dtype:
+        return setting.scenario.frozen_dtype
+    if setting.profile.name != "pytorch":
+        return "fp32"
+    return "fp32, as peft prepares them; trl and axolotl do not where FSDP divides the model: give --frozen-dtype bf16"
+
+
 def _gathers_experts(setting: Setting, plans: Plans) -> Mask:
     moe = any(block.moe is not None for block in setting.model.blocks)
     return (plans.zero_stage == 3) & (plans.ep == 1) & moe
@@ -93,9 +102,9 @@ RULES: tuple[Rule, ...] = (
         scope="plan",
         source="peft prepare_model_for_kbit_training",
         broken=lambda setting, plans: setting.workload.qlora,
-        sentence=(
-            "--qlora: embeddings, norms and the output layer stay unquantised, in fp32; scales are quantised twice "
-            "(bnb_4bit_use_double_quant), without which a weight takes 0.05 B more"
+        sentence=lambda setting, row: (
+            f"--qlora: embeddings, norms and the output layer stay unquantised, in {_unquantised(setting)}; scales are "
+            "quantised twice (bnb_4bit_use_double_quant), without which a weight takes 0.05 B more"
         ),
     ),
     Rule(
