@@ -39,7 +39,7 @@ plans at random from seed {seed}. To repeat it: `make proof`.
 
 LAYOUTS = """## Models and layouts
 
-Lines compared on all ranks together, and the worst gradient error (none in bf16). Data-parallel rows hold a run for
+Lines compared on all ranks together, and the worst gradient error (in fp32 alone). Data-parallel rows hold a run for
 each number of ranks, with one micro-batch and with two. `full-q` is DeepSeek-V2 with `--set q_lora_rank=null`.
 
 """
@@ -69,6 +69,7 @@ decides how many each gets, and only dry runs, which route evenly, are judged ra
 GROUPS: Mapping[str, str] = {
     "plans at random": "/random-",
     "full size, dry": "^dry/",
+    "fp16, FP8 and 8-bit moments": "-(fp16|fp8|adamw-8bit)",
     "pipelines": "/pp",
     "context parallelism": "/cp",
     "expert parallelism": "/ep",
@@ -126,6 +127,7 @@ ASKED: tuple[str, ...] = (
     "gpt2 --pp 2 --set model_type=gptj --set tie_word_embeddings=true",
     "gpt2 --seq 2048",
     "mistral-7b-v0.1 --cp 2 --seq 8192",
+    "llama-3-8b --cp 2 --gpu h100 --cluster-args '--nproc-per-node 2'",
     "llama-3-8b --dp 128",
     "llama-3-8b --dp 2 --dry",
     "mixtral-8x7b --dp 2 --zero 3 --dry",

@@ -89,6 +89,7 @@ SUBJECTS: tuple[Subject, ...] = (
 
 LATE: Flags = {"recompute": "full", "early_stop": False}
 HALF: Flags = {"precision": "bf16"}
+EIGHT_BITS = ("adamw-8bit", "adamw-fp8")
 
 
 def _data() -> Iterator[tuple[str, Flags]]:
@@ -138,17 +139,36 @@ def _half() -> Iterator[tuple[str, Flags]]:
     yield "tp2-dp2-zero3-bf16", {"tp": 2, "dp": 2, "zero": 3, **HALF}
 
 
+def _narrow() -> Iterator[tuple[str, Flags]]:
+    """A scaled loss, products in FP8 and moments in 8 bits, each where something of it is gathered, cut or sent."""
+    yield "dp2-zero3-fp16", {"dp": 2, "zero": 3, "precision": "fp16"}
+    yield "tp2-fp16", {"tp": 2, "precision": "fp16"}
+    yield "pp2-1f1b-fp16", {"pp": 2, "precision": "fp16"}
+    yield "dp2-zero3-fp8-tensorwise", {"dp": 2, "zero": 3, "precision": "fp8-tensorwise"}
+    yield "dp2-zero3-fp8-rowwise", {"dp": 2, "zero": 3, "precision": "fp8-rowwise"}
+    yield "dp2-zero2-fp8-forward", {"dp": 2, "zero": 2, "precision": "fp8-forward"}
+    yield "dp2-zero3-adamw-8bit", {"dp": 2, "zero": 3, "optimizer": "adamw-8bit"}
+
+
+def _saved() -> Iterator[tuple[str, Flags]]:
+    """Checkpoints: of parts that are divided, of replicas and both ends of a pipeline, of moments that are decoded."""
+    yield "dp2-zero3-checkpoint", {"dp": 2, "zero": 3, "checkpoint": True}
+    yield "pp2-tp2-dp2-zero1-checkpoint", {"pp": 2, "tp": 2, "dp": 2, "zero": 1, "checkpoint": True}
+    yield "dp2-zero3-adamw-8bit-checkpoint", {"dp": 2, "zero": 3, "optimizer": "adamw-8bit", "checkpoint": True}
+
+
 def matrix() -> Iterator[Cell]:
     """Every model in every layout that it can have."""
     for subject in SUBJECTS:
-        groups = (_data, _model_parallel, *((_experts,) if subject.routed else ()), _again, _half)
+        groups = (_data, _model_parallel, *((_experts,) if subject.routed else ()), _again, _half, _narrow, _saved)
         for group in groups:
             for layout, flags in group():
                 yield _cell(subject, layout, flags)
 
 
 def _cell(subject: Subject, layout: str, flags: Flags) -> Cell:
-    compared = flags.get("precision") != "bf16"
+    # gradients are those of fp32, in layouts and not in what is kept of them
+    compared = not {"precision", "checkpoint"} & flags.keys() and flags.get("optimizer") not in EIGHT_BITS
     return Cell(
         id=f"{subject.name}/{layout}",
         kind="run",
