@@ -119,6 +119,16 @@ def test_stage_3_pads_parameter_by_parameter(name: str, shards: int) -> None:
     assert found.bytes["buffers", "step"] == 2 * BUCKET + (2 + 4) * capped
 
 
+@pytest.mark.parametrize(("zero", "micro_batches"), [(1, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize("size", [1_000_000, 2 * BUCKET])
+def test_a_copy_of_a_bucket_is_as_large_as_buckets_are_set(zero: int, micro_batches: int, size: int) -> None:
+    """Stages 1 and 2 hand reduce_bucket_size on as numel_per_bucket; stage 3 joins what its bucket has."""
+    model, plan = MODELS["8b"], {"dp_shard": 8, "zero_stage": zero, "num_microbatches": micro_batches}
+    usual, other = (held(deepspeed("8b", reduce_bucket=size), **plan) for size in (0, size))
+    more = other.bytes["buffers", "backward"] - usual.bytes["buffers", "backward"]
+    assert more == 2 * 2 * (min(size, model.total_params) - BUCKET)
+
+
 def test_stage_3_accumulating_in_fp32_keeps_4_over_n_and_copies_once_in_the_step() -> None:
     model = MODELS["8b"]
     stored = sum(-(-t.numel // 64) * t.times for t in owned(model))

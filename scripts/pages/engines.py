@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainledger.inventory.buffers import BUCKET
 from trainledger.profiles import PROFILES, engine_names, read_profile
 from trainledger.profiles.profile import OutsideRow, Profile, StateRow
 
@@ -90,7 +91,7 @@ def _conditions(row: StateRow) -> str:
         "in host memory" if row.place == "host" else "",
         "page-locked" if row.pinned else "",
         "made before the first step" if row.eager else "",
-        f"at most {row.cap:,} elements" if row.cap else "",
+        "at most a bucket" if row.cap == BUCKET else f"at most {row.cap:,} elements" if row.cap else "",
         row.select.replace("_", " ") if row.select not in ("trainable", "all") else "",
     ]
     return "; ".join(part for part in said if part)

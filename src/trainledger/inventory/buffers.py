@@ -21,6 +21,9 @@ from trainledger.profiles.profile import StateRow
 CODEBOOK = 256
 """Values that 8 bits can name: torchao keeps them in fp32 with every quantised tensor. [torchao: subclass_8bit.py]"""
 
+BUCKET = -1
+"""The cap of a row that holds no more than a bucket of this setting."""
+
 Layout = Literal["full", "block", "factored"]
 
 
@@ -66,12 +69,14 @@ def buffers(setting: Setting, table: TensorTable) -> tuple[Buffer, ...]:
 
 def buffers_of(rows: Iterable[StateRow], setting: Setting, table: TensorTable) -> tuple[Buffer, ...]:
     """What rows stand for in this setting, in their order; those that do not apply stand for nothing."""
-    applying = (_wrapped(row, setting) for row in rows if _applies(row, setting))
+    applying = (_as_set(row, setting) for row in rows if _applies(row, setting))
     return tuple(buffer for row in applying for buffer in _expand(row, setting, table))
 
 
-def _wrapped(row: StateRow, setting: Setting) -> StateRow:
-    """Where weights are cast every model is wrapped unit by unit, whatever the plan."""
+def _as_set(row: StateRow, setting: Setting) -> StateRow:
+    """A row with its bucket's size; and where weights are cast every model is wrapped by unit, whatever the plan."""
+    if row.cap == BUCKET:
+        row = msgspec.structs.replace(row, cap=setting.bucket_elements)
     return msgspec.structs.replace(row, wrapped="") if row.wrapped and setting.casts else row
 
 

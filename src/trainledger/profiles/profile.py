@@ -39,7 +39,7 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cut           how it is cut and padded (plans/partition.py)
     select        trainable | all | linear (weight matrices in blocks) | persistent | largest_unit | largest_module |
                   largest_tensor (of the trained ones) | bucket (the elements of one communication bucket)
-    cap           at most this many elements
+    cap           at most this many elements; -1: as many as a bucket of this setting has
     floor         of a largest unit: at least this many elements, where the stage holds that many
     per           one element for each `per` selected ones (block scales)
     copies        how many such buffers are alive at once
