@@ -282,3 +282,31 @@ def test_what_lies_in_host_memory_answers_a_message_of_the_host() -> None:
 def test_an_unknown_tensor_is_refused_with_the_nearest() -> None:
     with pytest.raises(UnknownName, match=r"--tensor.*nearest: logits"):
         told(asked(GIB), "logit5", model="llama-3-8b")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        # https://github.com/NVIDIA/nccl/issues/964
+        (
+            "ncclUnhandledCudaError: ... Last error: Cuda failure 2 'out of memory'",
+            ("NCCL's", "--reserve", "nccl-memory"),
+        ),
+        ("NCCL WARN Failed to CUDA calloc async 608 bytes, out of memory", ("NCCL's", "smaller --mbs")),
+        # https://github.com/Lightning-AI/litgpt/blob/4839345a/tutorials/resource-tables.md: 70B in nf4 on 40 GB
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", ("cuBLAS's", "--reserve")),
+        # https://github.com/deepspeedai/DeepSpeed/issues/4571
+        ("Killing subprocess 3921 ... exits with return code = -9", ("killed", "host", "--cluster", "host-memory")),
+        ("failed (exitcode: -9) local_rank: 1 (pid: 34)", ("killed", "host-memory")),
+        ("Signal 9 (SIGKILL) received by PID 12345", ("killed", "host-memory")),
+    ],
+)
+def test_what_ran_out_beside_the_allocator_is_told_apart(text: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(BadInput) as error:
+        read_message(text)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_a_size_is_read_before_the_end_that_it_led_to() -> None:
+    log = "CUDA out of memory. Tried to allocate 2.00 GiB\nSignal 9 (SIGKILL) received by PID 1"
+    assert read_message(log).requested[0].middle == 2**31

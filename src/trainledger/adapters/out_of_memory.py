@@ -37,6 +37,24 @@ _REQUEST = re.compile(
 _SIZELESS = re.compile(
     r"out of memory|OutOfMemoryError|cannot allocate memory|std::bad_alloc|MemoryError", re.IGNORECASE
 )
+_NCCL = (
+    "is NCCL's, whose communicators lie beside PyTorch's allocator and have no size in its messages; leave them room "
+    "with a smaller --mbs, and judge a plan with --reserve '2 GiB' (rule nccl-memory)"
+)
+_CUBLAS = (
+    "is cuBLAS's, whose handles and workspaces need room that PyTorch's allocator has taken; leave it with a smaller "
+    "--mbs, and judge a plan with --reserve '1 GiB'"
+)
+_KILLED = (
+    "is of a process that was killed, as a host does that runs out of memory; `trainledger ledger` with --cluster "
+    "counts what a plan holds there: offloaded states, and what is read and saved (rule host-memory)"
+)
+_ELSEWHERE = {
+    _NCCL: re.compile(r"nccl.*(?:memory|malloc)", re.IGNORECASE | re.DOTALL),
+    _CUBLAS: re.compile(r"CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"),
+    _KILLED: re.compile(r"\bSIGKILL\b|\bsignal 9\b|\b(?:exit|return) ?code\W{1,4}(?:9|137)\b", re.IGNORECASE),
+}
+"""What runs out beside PyTorch's allocator states no size; what it is, and what to ask instead."""
 _DEVICE = re.compile(r"\b(CUDA|HIP|XPU|NPU|MUSA|MPS|DefaultCPUAllocator)\b")
 _INDEX = re.compile(r"\b(?:GPU|device)\s+([0-9]{1,4})\b")
 _FACTS: dict[str, tuple[str, ...]] = {
@@ -151,6 +169,9 @@ def _start(text: str, at: int) -> int:
 def _unreadable(text: str) -> str:
     """Why a text tells nothing."""
     shown = " ".join(text.split())[:60]
+    for advice, pattern in _ELSEWHERE.items():
+        if pattern.search(text):
+            return f"the message {shown!r} {advice}"
     if _SIZELESS.search(text):
         return (
             f"the message {shown!r} says that memory ran out and not how much was asked for; give the line with "
