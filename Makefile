@@ -22,8 +22,9 @@ help: ## list these commands
 plan: $(READY) ## find the best plans for a 70B model on 64 cards; installs the planner first, without torch
 	$(BIN)/trainledger plan llama-3-70b --gpus 64 --gpu h100
 
+# A file stays with one worker, for its tests share what they have run once; more workers than four wait for ranks.
 test: $(DEV) ## run every test that takes less than ten minutes in all
-	$(PY) -m pytest
+	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: lint-style lint-format lint-types lint-imports lint-spelling lint-dependencies lint-unused lint-size lint-names ## check style, types, layers, spelling, sizes
 

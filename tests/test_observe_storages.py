@@ -31,6 +31,12 @@ from trainledger.runtime.observe.observer import Observer
 Named = Iterator[tuple[str, str, torch.Tensor]]
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody claims here is really held: there is nothing to wait ten seconds for."""
+    monkeypatch.setitem(PATIENCE_S, "rest", 1.0)
+
+
 def named(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Named:
     for name, parameter in model.named_parameters():
         yield "weights", name, parameter
@@ -316,6 +322,7 @@ def test_shapes_that_dtensor_propagates_are_no_memory_and_fake_tensors_have_the_
 
 def tensor_parallel(_rank: int, fake: bool) -> tuple[int, int, int]:
     """Claimed and live bytes after a backward on one of four ranks, and FLOP, of the first use of each operation."""
+    PATIENCE_S["backward"] = 0.01
     dist.destroy_process_group()
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     mesh = init_device_mesh("cpu", (4,))
