@@ -141,3 +141,30 @@ def test_what_is_sent_again_and_not_counted_is_said(part: str, tp: int, said: bo
     flags: dict[str, Any] = {"engine": "megatron", "gpus": 8, "ep": 8, "etp": 1, "tp": tp, "recompute": "selective"}
     found = trainledger.ledger("deepseek-v3", recompute_parts=part, **flags)
     assert ("recompute-gathers-uncounted" in {note.rule for note in found.notes}) == said
+
+
+@pytest.mark.parametrize(
+    ("written", "ours"),
+    [
+        # https://github.com/huggingface/transformers/blob/v4.44.0/src/transformers/training_args.py OptimizerNames
+        (("--optimizer", "adamw_torch"), ("--optimizer", "adamw")),
+        (("--optimizer", "adamw_torch_fused"), ("--optimizer", "adamw-fused")),
+        (("--optimizer", "adamw_bnb_8bit"), ("--optimizer", "adamw-8bit")),
+        # https://github.com/NVIDIA/Megatron-LM/blob/core_r0.8.0/megatron/training/arguments.py --optimizer
+        (("--optimizer", "adam"), ("--optimizer", "adamw")),
+        (("--engine", "FSDP"), ("--engine", "fsdp")),
+        (("--engine", "PyTorch"), ("--engine", "pytorch")),
+    ],
+)
+def test_a_name_of_another_program_answers_as_ours_does(written: tuple[str, str], ours: tuple[str, str]) -> None:
+    asked = ("ledger", "gpt2", "--gpus", "4", *(() if "--engine" in ours else ("--engine", "pytorch")))
+    theirs, known = (answer(*asked, *flags) for flags in (written, ours))
+    assert theirs["memory"] == known["memory"]
+    assert theirs["lines"] == known["lines"]
+
+
+def test_an_optimizer_that_keeps_something_else_is_no_other_name() -> None:
+    # paged moments leave the card as it fills: https://github.com/bitsandbytes-foundation/bitsandbytes PagedAdamW8bit
+    done = run("ledger", "gpt2", "--optimizer", "paged_adamw_8bit")
+    assert done.code == 1
+    assert "nearest: adamw" in done.err

@@ -26,7 +26,7 @@ CASES: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "unknown engine": (1, ("states", "llama-3-8b", "--engine", "megatorn"), ("'megatorn'", "megatron")),
     "unknown card": (1, ("states", "llama-3-8b", "--gpu", "h1000"), ("'h1000'", "h100")),
     "unknown cluster": (1, ("states", "llama-3-8b", "--cluster", "dgx-h1000"), ("'dgx-h1000'", "dgx-h100")),
-    "unknown optimizer": (1, ("states", "llama-3-8b", "--optimizer", "adam"), ("'adam'", "adamw")),
+    "unknown optimizer": (1, ("states", "llama-3-8b", "--optimizer", "adan"), ("'adan'", "adamw")),
     "unknown recipe": (1, ("states", "llama-3-8b", "--precision", "fp7"), ("engine-precision", "fp7", "bf16")),
     "unknown list": (1, ("list", "modelz"), ("'modelz'", "models")),
     "unknown item": (1, ("list", "optimizer", "adamx"), ("'adamx'", "adamw")),

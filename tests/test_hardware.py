@@ -189,6 +189,22 @@ def test_hardware_that_lacks_a_format_is_not_a_missing_fact() -> None:
         v100.supports("bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("A100 80GB", "A100-SXM4-80GB"),
+        ("A100_80GB", "A100-SXM4-80GB"),
+        ("Tesla V100", "V100-SXM2-32GB"),
+        ("GeForce RTX 3090", "RTX-3090"),
+        ("NVIDIA A10", "A10G"),
+        ("H100 80GB HBM3", "H100-SXM5-80GB"),
+        ("Instinct MI300X", "MI300X"),
+    ],
+)
+def test_a_card_is_found_as_people_write_it(written: str, name: str) -> None:
+    assert find_accelerator(written).name == name
+
+
 def test_an_unknown_name_brings_the_nearest() -> None:
     with pytest.raises(UnknownName, match=r"'h1000' is not a known accelerator; nearest: .*h100"):
         find_accelerator("h1000")

@@ -8,6 +8,7 @@ the other names it is known by. Only the file that is asked for is read.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 _KINDS = {"accelerators": "accelerator", "clusters": "cluster"}
 
 
+_MAKERS = re.compile(r"^(?:(?:nvidia|amd|geforce|tesla|instinct)-)+")
+"""What drivers write before the name of a card."""
+
+
 @functools.cache
 def _index(folder: str) -> dict[str, tuple[str, ...]]:
     """Name of each file of a data folder -> its other names."""
@@ -226,9 +231,11 @@ def _find(folder: str, name: str) -> Path:
     if name.endswith(".toml"):
         return Path(name)
     wanted = name.strip().lower()
-    for stem, aliases in _index(folder).items():
-        if wanted == stem.lower() or wanted in aliases:
-            return DATA / folder / f"{stem}.toml"
+    joined = _MAKERS.sub("", re.sub(r"[\s_]+", "-", wanted))
+    for spelling in (wanted, f"nvidia {wanted}", joined):
+        for stem, aliases in _index(folder).items():
+            if spelling == stem.lower() or spelling in aliases:
+                return DATA / folder / f"{stem}.toml"
     known = {other.lower() for stem, aliases in _index(folder).items() for other in (stem, *aliases)}
     raise UnknownName(_KINDS[folder], name, known, hint="or give the path of a .toml file of your own")
 

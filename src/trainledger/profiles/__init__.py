@@ -59,6 +59,15 @@ ALIASES = {
 }
 """Other names of engines; FSDP2 and DDP are zero_stages of one PyTorch profile."""
 
+OPTIMIZER_ALIASES = {
+    "adam": "adamw",
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw-fused",
+    "adamw_8bit": "adamw-8bit",
+    "adamw_bnb_8bit": "adamw-8bit",
+}
+"""Names that transformers' `--optim` and Megatron's `--optimizer` have for optimizers that keep the same."""
+
 SHARDING = {"fsdp": 3, "fsdp2": 3}
 """Names that say a zero_stage by themselves: fully_shard lets weights go after each forward. [fsdp2-knobs]"""
 
@@ -79,7 +88,7 @@ def load_profile(engine: str, framework_version: str = "") -> Profile:
 
     Raises UnknownName for an engine without a profile and BadInput for a release that no file covers.
     """
-    engine = ALIASES.get(engine, engine)
+    engine = ALIASES.get(engine.lower(), engine.lower())
     if engine not in PROFILES:
         raise UnknownName("engine", engine, PROFILES)
     candidates = releases(engine)
@@ -107,7 +116,7 @@ def load_optimizer(name: str) -> Optimizer:
     """The optimizer called `name`, or UnknownName."""
     known = optimizers()
     if name not in known:
-        raise UnknownName("optimizer", name, known)
+        raise UnknownName("optimizer", name, [*known, *OPTIMIZER_ALIASES])
     return known[name]
 
 
@@ -151,7 +160,7 @@ def zero_unsaid(engine: str, profile: Profile) -> int:
     >>> [zero_unsaid(name, load_profile(name)) for name in ("torchtitan", "nanotron", "pytorch", "fsdp2", "megatron")]
     [3, 1, 0, 3, 0]
     """
-    return SHARDING.get(engine, profile.zero_unsaid)
+    return SHARDING.get(engine.lower(), profile.zero_unsaid)
 
 
 def released(newest: Profile, release: str) -> str:

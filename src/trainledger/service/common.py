@@ -17,7 +17,7 @@ from trainledger.inventory.inventory import Inventory
 from trainledger.plans.limits import check_countable, check_degrees, check_microbatches, check_workload
 from trainledger.plans.plan import Plans, Scenario, data_parallel_degree, make_plans, num_microbatches
 from trainledger.plans.setting import Setting, make_setting
-from trainledger.profiles import zero_unsaid
+from trainledger.profiles import OPTIMIZER_ALIASES, zero_unsaid
 from trainledger.rules import REFUSALS, RULES, findings, require
 from trainledger.service.models import find_model
 from trainledger.service.plan_file import overlay
@@ -275,6 +275,7 @@ def _workload(request: RunRequest) -> Workload:
 
 def _scenario(request: RunRequest) -> Scenario:
     given = {name: getattr(request, name) for name in Scenario.__struct_fields__}
+    given["optimizer"] = OPTIMIZER_ALIASES.get(request.optimizer or "", request.optimizer)
     return Scenario(**{name: value for name, value in given.items() if value is not None})
 
 
