@@ -6,7 +6,9 @@ figures predicts anything.
 
 from __future__ import annotations
 
+import json
 import shlex
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -19,14 +21,19 @@ ANSWER_AI = "https://github.com/AnswerDotAI/fsdp_qlora/blob/23fafdfb/benchmarks_
 """Two RTX 3090 or 4090: peak reserved memory in GiB. Nothing is upcast there: all weights are bf16 or 4 bits."""
 QWEN = "https://github.com/QwenLM/Qwen/blob/03cd81f5/README.md"
 """A100-SXM4-80G, micro-batch 1, adapters of rank 64 on all linear layers: "memory (GB)"."""
+SWIFT = "https://github.com/modelscope/ms-swift/blob/46922151/docs/source_en/LLM/Benchmark.md"
+"""One A100, full fine-tuning of weights that are bf16 throughout, 512 tokens: GiB."""
 LONGLORA = "https://arxiv.org/abs/2309.12307"
 """Table 12: eight A100, ZeRO-2, micro-batch 1, plain LoRA on q, k, v and o, in GB."""
 
 ADAPTERS = "--lora-rank 64 --lora-targets all-linear --recompute full --frozen-dtype bf16 --engine pytorch"
 RIG = f"--gpus 2 --seq 2048 {ADAPTERS}"
 ONE = f"--gpus 1 --zero 0 --mbs 1 {ADAPTERS}"
-QWEN_2B = f"custom --hidden 2048 --layers 24 --heads 16 --ffn 5504 --vocab 151936 {ONE}"
-QWEN_7B = f"custom --hidden 4096 --layers 32 --heads 32 --ffn 11008 --vocab 151936 {ONE}"
+FULL = "--gpus 1 --zero 0 --mbs 1 --seq 512 --recompute full --engine pytorch --precision bf16-pure"
+SHAPE_2B = "custom --hidden 2048 --layers 24 --heads 16 --ffn 5504 --vocab 151936"
+SHAPE_7B = "custom --hidden 4096 --layers 32 --heads 32 --ffn 11008 --vocab 151936"
+QWEN_2B = f"{SHAPE_2B} {ONE}"
+QWEN_7B = f"{SHAPE_7B} {ONE}"
 QWEN_14B = f"custom --hidden 5120 --layers 40 --heads 40 --ffn 13696 --vocab 152064 {ONE}"
 QWEN_72B = "custom --hidden 8192 --layers 80 --heads 64 --ffn 24576 --vocab 152064"
 YI_34B = "custom --hidden 7168 --layers 60 --heads 56 --kv-heads 8 --ffn 20480 --vocab 64000"
@@ -63,6 +70,8 @@ PEAKS = [
     Peak(QWEN, f"{QWEN_7B} --seq 8192", "device", 36.6 * GB, 0.15),
     Peak(QWEN, f"{QWEN_14B} --seq 256", "device", 34.6 * GB, 0.15),
     Peak(QWEN, f"{QWEN_14B} --seq 8192", "device", 55.2 * GB, 0.15),
+    Peak(SWIFT, f"{SHAPE_2B} {FULL}", "reserved", 18.16, 0.05),
+    Peak(SWIFT, f"{SHAPE_7B} {FULL}", "reserved", 73.37, 0.05),
     Peak(LONGLORA, f"llama-2-7b {ZERO_2} --seq 8192 --lora-targets q_proj,k_proj,v_proj,o_proj", "device", 23.9, 0.15),
 ]
 
@@ -76,6 +85,9 @@ FITS = [
         "llama-3-8b --gpus 2 --gpu rtx-6000-ada --engine torchtitan --zero 3 --seq 8192 --recompute full",
         False,
     ),
+    # "2x A100 40GB SXM, batch size 1" and "4x A5000 24GB, batch size 1" of the table, without offload
+    (ANSWER_AI, f"llama-2-70b {RIG} --zero 3 --qlora --mbs 1 --gpu a100-40gb", True),
+    (ANSWER_AI, f"llama-2-70b {RIG} --zero 3 --qlora --mbs 1 --gpus 4 --gpu rtx-3090", True),
     # one A10G, adapters, the 32,768 tokens that this program takes unless told
     (
         "https://github.com/mistralai/mistral-finetune/issues/69",
@@ -100,8 +112,14 @@ def test_what_ran_fits_and_what_ran_out_does_not(source: str, question: str, fit
 
 def _once(words: list[str]) -> list[str]:
     """The words with the last of each flag alone."""
-    model, pairs = words[0], dict(zip(words[1::2], words[2::2], strict=True))
-    return [model, *(word for pair in pairs.items() for word in pair)]
+    last: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            last.pop(word, None)
+            last[word] = [word]
+        elif last:
+            last[next(reversed(last))].append(word)
+    return [words[0], *(word for given in last.values() for word in given)]
 
 
 def test_the_request_that_failed_is_named() -> None:
@@ -113,6 +131,31 @@ def test_the_request_that_failed_is_named() -> None:
     plan = "--model 8015581184 --gpus 2 --gpu a100-40gb --engine deepspeed --zero 2 --mbs 2"
     found = run("check", "CUDA out of memory. Tried to allocate 14.9 GiB.", *shlex.split(plan)).out
     assert "first optimizer step, or when the optimizer is built" in found
+
+
+def test_requests_of_older_models_are_named(tmp_path: Path) -> None:
+    # https://github.com/Xirider/finetune-gpt2xl/issues/4: GPT-Neo 2.7B, "you tried to allocate 10605230080 bytes"
+    neo = {"hidden_size": 2560, "num_layers": 32, "num_heads": 20, "attention_types": [[["global", "local"], 16]]}
+    # https://github.com/deepspeedai/DeepSpeed/issues/1624: hidden size 6912, twelve layers, parameters offloaded
+    wide = {"n_embd": 6912, "n_layer": 12, "n_head": 12}
+    for model_type, config, gpus, request, named in (
+        ("gpt_neo", neo, "1", "10605230080 bytes", "2651307520 elements x 4 B"),
+        ("gpt2", wide, "4", "274.00 MiB", "attn.c_attn.weight, whole, in fp16"),
+    ):
+        path = tmp_path / f"{model_type}.json"
+        path.write_text(json.dumps({"model_type": model_type, **config}))
+        plan = f"--gpus {gpus} --engine deepspeed --zero 3 --precision fp16 --seq 1024 --recompute none"
+        offload = ("--offload", "optimizer,parameters", "--model", str(path))
+        found = run("check", f"out of memory: tried to allocate {request}", *shlex.split(plan), *offload).out
+        assert named in " ".join(found.split())
+
+
+def test_a_step_that_was_too_large_by_its_roots_is_told() -> None:
+    # https://github.com/Lightning-AI/lit-llama/pull/389: 7B over four cards of 40 GB "is very close to the limit", and
+    # ran out until foreach was turned off
+    asked = "--model llama-2-7b --gpus 4 --gpu a100-40gb --engine fsdp1 --zero 3 --seq 2048 --recompute full"
+    found = answer("check", *shlex.split(asked))
+    assert {"margin<10%", "foreach-transient"} <= {finding["id"] for finding in found["findings"]}
 
 
 def test_frozen_weights_beside_4_bits_are_as_told() -> None:
