@@ -17,6 +17,7 @@ from trainledger.facts.cluster import find_accelerator, find_cluster
 from trainledger.facts.model import Model, Tensor
 from trainledger.facts.presets import load_preset
 from trainledger.facts.workload import Workload
+from trainledger.inventory.blocks import parts_of
 from trainledger.inventory.inventory import Inventory
 
 GIB = 1 << 30
@@ -314,3 +315,12 @@ def test_many_plans_have_what_each_has_alone() -> None:
     together = stage_memory(inventory, plans).allocated
     alone = [int(stage_memory(inventory, plans.take(slice(i, i + 1))).allocated[0]) for i in range(len(plans))]
     assert together.tolist() == alone
+
+
+@pytest.mark.parametrize(("name", "normed"), [("llama-4-scout-text", False), ("qwen3-8b", True)])
+def test_queries_and_keys_are_normed_where_norms_have_weights_for_torchtitan_has_no_others(
+    name: str, *, normed: bool
+) -> None:
+    setting = setting_of(load_preset(name), engine="torchtitan", recompute="none", compile="on")
+    for tape in parts_of(Inventory(setting), plan_of(dp_shard=8, zero_stage=3)).blocks:
+        assert any(storage.name.startswith("query norm") for storage in tape.storages) == normed

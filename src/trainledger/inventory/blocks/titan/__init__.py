@@ -6,7 +6,9 @@ The embedding, the last norm and the output layer are never compiled; the loss i
 
 from __future__ import annotations
 
-from trainledger.facts.model import Block
+import msgspec
+
+from trainledger.facts.model import Attention, Block
 from trainledger.inventory.blocks.parts import Parts
 from trainledger.inventory.blocks.sizes import Sizes
 from trainledger.inventory.blocks.titan.attention import attention
@@ -56,7 +58,7 @@ def _layer(build: Builder, block: Block, x: Value) -> Value:
         normed = norm(build, f"{name} norm", x, sizes.residual, build.rows, sizes.hidden_size)
         whole = build.gathered(normed, f"input of the {name}")
         if block.attention is not None and part is block.attention:
-            branch = attention(build, block.attention, whole)
+            branch = attention(build, _without_bare_norms(block, block.attention), whole)
         elif block.mlp is not None and part is block.mlp:
             branch = network(build, whole, block.mlp.intermediate, sizes.tp)
         else:
@@ -65,3 +67,12 @@ def _layer(build: Builder, block: Block, x: Value) -> Value:
         given = build.scattered(branch, f"output of the {name}")
         x = build.program.op(f"residual after the {name}", (x, given), sizes.residual, passes=True)
     return x
+
+
+def _without_bare_norms(block: Block, shape: Attention) -> Attention:
+    """Its attention norms queries and keys where norms have weights; Llama 4's have none, and it has no code for them.
+
+    [torchtitan: models/llama4/model.py, models/common/attention.py]
+    """
+    weighted = any(tensor.role == "norm" and tensor.name.startswith("self_attn.q") for tensor in block.tensors)
+    return shape if weighted or not shape.qk_norm else msgspec.structs.replace(shape, qk_norm=False)
