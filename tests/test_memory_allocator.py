@@ -259,6 +259,17 @@ def test_a_limit_is_kept_and_costs_nothing_while_there_is_room(
 
 
 @BOTH
+@given(events=requests(), enough=st.integers(0, 200))
+def test_a_replay_that_ends_early_says_the_same_of_what_it_was_asked(
+    expandable: bool, events: list[Event], enough: int
+) -> None:
+    whole = replay(events, expandable=expandable)
+    early = replay(events, expandable=expandable, enough_bytes=enough * MIB)
+    assert (early.max_reserved > enough * MIB) == (whole.max_reserved > enough * MIB)
+    assert early == whole or early.max_reserved > enough * MIB
+
+
+@BOTH
 @given(events=requests())
 def test_a_replay_is_the_same_each_time_and_holds_what_it_hands_out(expandable: bool, events: list[Event]) -> None:
     first = replay(events, expandable=expandable)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import isqrt
 from typing import Any
@@ -17,6 +18,22 @@ FloatArray = NDArray[np.float64]
 def ints(values: object) -> IntArray:
     """An int64 array of at least one dimension."""
     return np.atleast_1d(np.asarray(values, dtype=np.int64))
+
+
+def first_that(holds: Callable[[int], bool], count: int) -> int:
+    """The least index below `count` that holds, where every later one does too; `count` where none does.
+
+    It is looked for near the start: the step doubles until one holds, and what was passed over is halved.
+
+    >>> asked = []
+    >>> first_that(lambda index: not asked.append(index) and index >= 6, 1000), asked
+    (6, [0, 1, 3, 7, 5, 6])
+    """
+    below, above = -1, 0
+    while above < count and not holds(above):
+        below, above = above, 2 * above + 1
+    between = range(below + 1, min(above, count))
+    return below + 1 + bisect_left(between, True, key=holds)
 
 
 def ceil_div(amount: IntArray | int, over: IntArray | int) -> IntArray:

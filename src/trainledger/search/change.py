@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from trainledger.account.memory import device_bytes, stage_memory
 from trainledger.account.peak import host_holds
-from trainledger.arrays import ints
+from trainledger.arrays import first_that, ints
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.plan import Plans, make_plans, num_microbatches
 from trainledger.plans.setting import Setting
@@ -50,15 +49,17 @@ def cost_of(change: Change) -> tuple[int, int]:
     return KNOBS.index(change.knob), int(change.after) if change.knob == "gpus" else change.total_bytes
 
 
-def smallest_change(setting: Setting, plans: Plans, gbs: int) -> Change | None:
+def smallest_change(setting: Setting, plans: Plans, gbs: int, *, known: Change | None = None) -> Change | None:
     """The first change, in order of cost, whose plan passes every rule and fits; None where none does.
 
     Order: smaller micro-batch, recompute, higher zero_stage, splitting the same GPUs more, a leaner optimizer,
     offload, and at last more GPUs. `gbs` is the global batch of the plan; where the workload names none, it was
-    assumed, and grows with the job.
+    assumed, and grows with the job. Knobs that are dearer than that of a change which is `known` are not turned.
     """
     usable = setting.usable_bytes or 0
     for knob, before, after, changed, rows in _changes(setting, plans, gbs):
+        if known is not None and KNOBS.index(knob) > KNOBS.index(known.knob):
+            return None
         legal = np.nonzero(passing(REFUSALS, changed, rows))[0]
         if len(legal) == 0:
             continue
@@ -82,23 +83,18 @@ def smallest_change(setting: Setting, plans: Plans, gbs: int) -> Change | None:
 
 def _fits(inventory: Inventory, plans: Plans, usable: int, row: int) -> bool:
     """Whether a plan fits with what the allocator reserves, which takes a replay of its run."""
-    return device_bytes(inventory, plans.take(ints(row))) <= usable
+    return device_bytes(inventory, plans.take(ints(row)), usable=usable) <= usable
 
 
 def _first(rows: list[int], fits: Callable[[int], bool]) -> int:
-    """The first row that fits, -1 where none does; each holds no more than the one before it.
+    """The first row that fits, -1 where none does.
 
-    Where there are many, only GPUs differ: the row is looked for in halves, for each asks for a replay of a run.
-
-    >>> asked = []
-    >>> _first(list(range(1000)), lambda row: not asked.append(row) and row >= 600), len(asked)
-    (600, 11)
+    Where there are many, only GPUs differ, and each holds no more than the one before it.
     """
     if len(rows) <= MANY:
         return next((row for row in rows if fits(row)), -1)
-    if not fits(rows[-1]):
-        return -1
-    return rows[bisect_left(rows, True, hi=len(rows) - 1, key=fits)]
+    found = first_that(lambda index: fits(rows[index]), len(rows))
+    return rows[found] if found < len(rows) else -1
 
 
 def _changes(setting: Setting, plans: Plans, gbs: int) -> Iterator[tuple[str, str, list[str], Setting, Plans]]:

@@ -261,11 +261,12 @@ def _smallest_change(nearest: list[Place], workload: Workload, gbs: int) -> Chan
 
     `workload` is the user's own: a global batch that was only assumed grows with the job.
     """
-    changes = []
-    for part, row in nearest:
+    cheapest: Change | None = None
+    for part, row in sorted(nearest, key=lambda place: int(place[0].total[place[1]])):
         setting = dataclasses.replace(part.inventory.setting, workload=workload)
-        changes.append(smallest_change(setting, part.plans.take(slice(row, row + 1)), gbs))
-    return min((change for change in changes if change is not None), key=cost_of, default=None)
+        change = smallest_change(setting, part.plans.take(slice(row, row + 1)), gbs, known=cheapest)
+        cheapest = min((one for one in (cheapest, change) if one is not None), key=cost_of, default=None)
+    return cheapest
 
 
 def _places(kept: list[_Scored]) -> tuple[IntArray, IntArray, IntArray, FloatArray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from collections.abc import Iterable
 from typing import Annotated
@@ -13,6 +12,7 @@ import numpy as np
 from trainledger.account.memory import device_bytes, stage_memory
 from trainledger.account.peak import by_basis, host_holds, peak_of
 from trainledger.account.traffic import wire_totals
+from trainledger.arrays import first_that
 from trainledger.errors import MissingFact, Refused
 from trainledger.facts.model import Model
 from trainledger.inventory.inventory import Inventory
@@ -247,17 +247,13 @@ def _fewest_gpus(run: Run, inventory: Inventory, usable: int) -> dict[str, int |
 def _first(inventory: Inventory, plans: Plans, usable: int) -> int | None:
     """GPUs of the first of some plans that fits with what the allocator reserves too.
 
-    More ranks hold less each, and few more are wanted than without that: the step doubles until one fits.
+    More ranks hold less each, and few more are wanted than without that.
     """
 
     def fits(row: int) -> bool:
-        return device_bytes(inventory, _one(plans, row)) <= usable
+        return device_bytes(inventory, _one(plans, row), usable=usable) <= usable
 
-    below, above = -1, 0
-    while above < len(plans) and not fits(above):
-        below, above = above, 2 * above + 1
-    between = range(below + 1, min(above, len(plans)))
-    found = below + 1 + bisect.bisect_left(between, 1, key=lambda row: int(fits(row)))
+    found = first_that(fits, len(plans))
     return int(plans.gpus[found]) if found < len(plans) else None
 
 

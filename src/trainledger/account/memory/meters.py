@@ -73,20 +73,23 @@ def memory_of(inventory: Inventory, plans: Plans, stages: StageMemory | None = N
     )
 
 
-def device_bytes(inventory: Inventory, plans: Plans) -> int:
+def device_bytes(inventory: Inventory, plans: Plans, *, usable: int | None = None) -> int:
     """What the device meter shows of a Plans of length one; in an accounting on paper, what is allocated.
 
     For many plans StageMemory.device is a lower bound of it: it knows nothing of what the allocator reserves beside.
+    Where all that is asked is whether `usable` bytes hold the plan, more than those may be any amount that is more.
     """
     if not inventory.setting.profile.memory.device or inventory.setting.model.params_only:
         return int(stage_memory(inventory, plans).device[0])
-    least = int(stage_memory(inventory, plans).device[0])
-    return max(_reserved(inventory, plans) + int(beside_bytes(inventory, plans)[0]), least)
+    least, outside = int(stage_memory(inventory, plans).device[0]), int(beside_bytes(inventory, plans)[0])
+    if usable is not None and least > usable:
+        return least
+    return max(_reserved(inventory, plans, None if usable is None else max(usable - outside, 0)) + outside, least)
 
 
-def _reserved(inventory: Inventory, plans: Plans) -> int:
+def _reserved(inventory: Inventory, plans: Plans, enough: int | None = None) -> int:
     expandable = inventory.setting.allocator(int(plans.gpus[0])) == "expandable"
-    return reserved_of(inventory, plans, expandable=expandable).max_reserved
+    return reserved_of(inventory, plans, expandable=expandable, enough_bytes=enough).max_reserved
 
 
 def _meters(inventory: Inventory, plans: Plans, allocated: int) -> dict[str, Meter]:

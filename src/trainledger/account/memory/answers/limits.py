@@ -64,7 +64,7 @@ def largest_mbs(inventory: Inventory, plans: Plans) -> int:
     grown = make_plans({**row, "mbs": sizes, "num_microbatches": share // sizes})
     fitting = np.sort(sizes[_fits(inventory, grown)])[::-1].tolist()
     usable = _usable(setting)
-    fits = (mbs for mbs in fitting if device_bytes(inventory, _shared(row, mbs, share)) <= usable)
+    fits = (mbs for mbs in fitting if device_bytes(inventory, _shared(row, mbs, share), usable=usable) <= usable)
     return next(fits, 0)
 
 

@@ -65,10 +65,13 @@ class Reserved:
         return sum(segment.nbytes for segment in self.segments if segment.stream == stream)
 
 
-def replay(events: Iterable[Event], *, expandable: bool, limit_bytes: int | None = None) -> Reserved:
+def replay(
+    events: Iterable[Event], *, expandable: bool, limit_bytes: int | None = None, enough_bytes: int | None = None
+) -> Reserved:
     """Run requests through the allocator.
 
-    limit_bytes   what the device can give; None: any amount
+    limit_bytes    what the device can give; None: any amount
+    enough_bytes   no more is asked than whether this is exceeded: the replay ends where it is; None: it never does
 
     A request of 12 MiB after one of 11 MiB was freed does not fit what is kept of it:
 
@@ -78,11 +81,13 @@ def replay(events: Iterable[Event], *, expandable: bool, limit_bytes: int | None
     >>> default.max_reserved // MIB, grown.max_reserved // MIB, grown.max_allocated // MIB
     (26, 20, 13)
     """
-    device = _Device(expandable, ENDLESS if limit_bytes is None else limit_bytes // UNIT)
+    device = _Device(expandable, *(ENDLESS if most is None else most // UNIT for most in (limit_bytes, enough_bytes)))
     pools = device.pools
     live: dict[int, tuple[_Pool, int, int]] = {}
     allocated = most = refused = 0
     for op, name, nbytes, stream in events:
+        if device.most > device.enough:
+            break
         if op == "alloc":
             size = (nbytes + UNIT - 1) // UNIT
             small = size <= SMALL
@@ -110,9 +115,10 @@ def replay(events: Iterable[Event], *, expandable: bool, limit_bytes: int | None
 class _Device:
     """What the device has given, in units, and the pools that it went to."""
 
-    def __init__(self, expandable: bool, limit: int) -> None:
+    def __init__(self, expandable: bool, limit: int, enough: int) -> None:
         self.expandable = expandable
         self.limit = limit
+        self.enough = enough
         self.reserved = 0
         self.most = 0
         self.pools: dict[tuple[int, bool], _Pool] = {}

@@ -48,17 +48,25 @@ CLOSE = 0.97
 """Of stages that have at least this part of the most allocated, any may have most reserved."""
 
 
-def reserved_of(inventory: Inventory, plans: Plans, *, expandable: bool, limit_bytes: int | None = None) -> Reserved:
+def reserved_of(
+    inventory: Inventory,
+    plans: Plans,
+    *,
+    expandable: bool,
+    limit_bytes: int | None = None,
+    enough_bytes: int | None = None,
+) -> Reserved:
     """The most that is reserved on any stage of a single plan, of those that have nearly the most allocated.
 
-    A request that a stage's limit refuses is reported before anything else.
+    A request that a stage's limit refuses is reported before anything else; `enough_bytes` as in a replay.
     """
     stages = stage_memory(inventory, plans)
     highest = np.max([stages.total(index)[0] for index in range(len(stages.places))], axis=0)
     rows = [int(row) for row in np.flatnonzero(highest >= CLOSE * highest.max())]
     steps = STEPS - expandable
     runs = [events_of(inventory, plans, row, steps=steps) for row in rows]
-    found = [replay(events, expandable=expandable, limit_bytes=limit_bytes) for events in runs]
+    most = {"limit_bytes": limit_bytes, "enough_bytes": enough_bytes}
+    found = [replay(events, expandable=expandable, **most) for events in runs]
     return max(found, key=lambda reserved: (reserved.refused, reserved.max_reserved))
 
 
