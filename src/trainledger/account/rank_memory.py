@@ -25,23 +25,31 @@ that has been sent a moment longer."""
 
 
 def with_memory(
-    prediction: Prediction, inventory: Inventory, plans: Plans, rules: Semantics, *, clips: bool, dry: bool
+    prediction: Prediction,
+    inventory: Inventory,
+    plans: Plans,
+    rules: Semantics,
+    *,
+    clips: bool,
+    dry: bool,
+    emulates: bool = True,
 ) -> Prediction:
     """The prediction of a rank of a Plans of length one with its saved activations and its peak.
 
-    rules  of the model's forward pass
-    dry    the run is a dry one: tokens are routed evenly, and requests hold nothing that they send
+    rules     of the model's forward pass
+    dry       the run is a dry one: tokens are routed evenly, and requests hold nothing that they send
+    emulates  products in FP8 are known to be emulated, for the rank computes on a CPU
 
     Where a router decides how many tokens a rank's experts get, any measurement agrees; so it does with the peak of a
-    rank that casts to FP8, or keeps moments in 8 bits.
+    rank that keeps moments in 8 bits, or may multiply in FP8 as no CPU does.
     """
     of = RankShares(inventory, plans, prediction.rank)
     rest = sum(amount.amount for amount in prediction.held["rest"].values())
     found = RankStep(of, rules, rest, clips=clips, dry=dry).run()
     routed = of.plan["ep"] > 1 and not dry
-    # casts to FP8 pass through fp32, and so does a step on moments in 8 bits, of which no tape says anything
+    # a step on moments in 8 bits decodes them, of which nothing is predicted
     setting = inventory.setting
-    open_peak = routed or setting.recipe.fp8 or setting.scenario.optimizer in TENSOR_RATE
+    open_peak = routed or (setting.recipe.fp8 and not emulates) or setting.scenario.optimizer in TENSOR_RATE
     lines = {PEAK: _modelled(found.peak, f"most alive: {found.where}", None if open_peak else PEAK_TOLERANCE)}
     if found.saved is not None:
         lines[SAVED] = _modelled(found.saved, "alive after the last loss", None if routed else SAVED_TOLERANCE)

@@ -52,7 +52,7 @@ def ready(rungs: Sequence[Planned], words: tuple[str, ...] | None, timeout_s: in
     """All rungs with their predictions; what this machine's runtime or memory cannot do is refused before a start."""
     found: list[Ready] = []
     for plan in rungs:
-        predictions = Predictions(plan, check_runtime(plan))
+        predictions = Predictions(plan, check_runtime(plan), forked=words is None)
         how = how_to_run(predictions.ranks, predictions.held_bytes, words, timeout_s)
         if words is None:
             check_host_memory(ranks_of(plan), how.rank_bytes)

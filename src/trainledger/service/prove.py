@@ -90,7 +90,7 @@ def run(request: Request, *, runner: Runner | None = None, progress: Progress | 
     if plan.spec.checkpoint:
         _check_saves(request, words, world_size(plan.spec.plan))
     rules = check_runtime(plan) if runner is None else None
-    predictions = Predictions(plan, rules)
+    predictions = Predictions(plan, rules, forked=words is None)
     ranks = predictions.different() if request.dry else predictions.ranks
     how = how_to_run(ranks, predictions.held_bytes, words, timeout_s, dry=request.dry or False)
     seen = (runner or launch)(plan.spec, how, progress)
@@ -133,11 +133,13 @@ def _response(
 class Predictions:
     """What every rank of a run should see.
 
-    rules   of the model's forward pass; None: of saved activations and peaks nothing is predicted
+    rules    of the model's forward pass; None: of saved activations and peaks nothing is predicted
+    forked   ranks compute on this machine's CPU; else where there are cards they do on those
     """
 
-    def __init__(self, plan: Planned, rules: Semantics | None) -> None:
+    def __init__(self, plan: Planned, rules: Semantics | None, *, forked: bool = True) -> None:
         self.plan = plan
+        self.forked = forked
         self.rules = rules
         self.inventory = Inventory(_as_told(plan))
         self.ranks = tuple(range(world_size(plan.spec.plan)))
@@ -158,7 +160,9 @@ class Predictions:
             found = msgspec.structs.replace(found, saved=lines)
         if self.rules is None:
             return found
-        return with_memory(found, self.inventory, self.plan.plans, self.rules, clips=self._clips, dry=dry)
+        return with_memory(
+            found, self.inventory, self.plan.plans, self.rules, clips=self._clips, dry=dry, emulates=self.forked
+        )
 
     @property
     def held_bytes(self) -> int:

@@ -131,7 +131,7 @@ def run(request: Request, *, runner: Runner | None = None, progress: Progress | 
     start = time.perf_counter()
     words = cluster_words(request.cluster_args)
     one = ready(request)
-    predictions = Predictions(one.plan, check_runtime(one.plan))
+    predictions = Predictions(one.plan, check_runtime(one.plan), forked=words is None)
     timeout_s = MOST_TIMEOUT_S if one.request.timeout is None else seconds_of(one.request.timeout)
     how = how_to_run(predictions.ranks, predictions.held_bytes, words, timeout_s)
     out = Path(one.spec.out)

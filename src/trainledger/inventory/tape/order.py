@@ -48,7 +48,8 @@ def _begins(program: Program, op: Op) -> bool:
 def stops(program: Program) -> set[Op]:
     """The last operations of second runs that end early: all that is kept of them is there before they compute."""
     ends = (_second_run(program, region)[-1:] for region, how in program.reruns.items() if how == "early")
-    return {op for end in ends for op in end if not set(op.makes) & {value.root for value in op.keeps}}
+    last = [op for end in ends for op in end if not op.keeps_last]
+    return {op for op in last if not set(op.makes) & {value.root for value in op.keeps}}
 
 
 def reads_backward(program: Program, op: Op) -> tuple[Value, ...]:

@@ -57,6 +57,7 @@ class Op(msgspec.Struct, frozen=True, eq=False, gc=False, kw_only=True):
     region       which recomputed region it belongs to; 0: none
     pinned       in such a region, what it makes is kept and not computed again
     product      its weight's gradient multiplies its first input and the gradient of its output, and may be put off
+    keeps_last   what it keeps is there only once it has computed, as of a function of autograd in Python
     at           where the bytes of its work, back_work and weights, one after the other, are among the program's sizes
     """
 
@@ -74,6 +75,7 @@ class Op(msgspec.Struct, frozen=True, eq=False, gc=False, kw_only=True):
     region: int = 0
     pinned: bool = False
     product: bool = False
+    keeps_last: bool = False
     at: int
 
     @property
@@ -141,6 +143,7 @@ class Program:
         grad_into: Value | None = None,
         pinned: bool = False,
         product: bool = False,
+        keeps_last: bool = False,
         differentiable: bool = True,
     ) -> Value:
         """Add an operation with one output of `nbytes`; `in_place`: written over the first input's storage."""
@@ -166,6 +169,7 @@ class Program:
                 region=self._region,
                 pinned=pinned,
                 product=product,
+                keeps_last=keeps_last,
                 at=len(self.sizes),
             )
         )
@@ -205,6 +209,7 @@ class Program:
                 op.first_over,
                 op.pinned,
                 op.product,
+                op.keeps_last,
                 op.region,
                 -1 if op.grad_into is None else op.grad_into.at,
                 _places(op.inputs),

@@ -94,10 +94,10 @@ class Parts:
         self.units = units
         self.model = of.inventory.setting.model
         sizes, end = Sizes(of.inventory.setting, of.own.plans), of.place.cp == of.plan["cp"] - 1
-        self.eager: Eager[Tape] = Eager(sizes, rules, partial(walk, anew=True), ring_end=end)
+        self.eager: Eager[Tape] = Eager(sizes, rules, partial(walk, anew=True), ring_end=end, emulates=True)
         self.for_inputs: Eager[Split] | None = None
         if split:
-            self.for_inputs = Eager(sizes, rules, partial(retained, anew=True), ring_end=end)
+            self.for_inputs = Eager(sizes, rules, partial(retained, anew=True), ring_end=end, emulates=True)
         self.kinds = {layer: block for block in self.model.blocks for layer in block.layers}
 
     def layers(self, chunk: int) -> range:

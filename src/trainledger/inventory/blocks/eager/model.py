@@ -12,6 +12,7 @@ from trainledger.facts.model import Block
 from trainledger.facts.semantics import AttentionRule, Semantics
 from trainledger.inventory.blocks.eager.block import Built
 from trainledger.inventory.blocks.eager.ends import Ends
+from trainledger.inventory.blocks.eager.fp8 import emulated
 from trainledger.inventory.blocks.eager.ops import Ops, Sheet
 from trainledger.inventory.blocks.sizes import Sizes
 from trainledger.inventory.tape import Program, Value
@@ -31,6 +32,7 @@ class Eager(Generic[Walked]):
     rules     of its forward pass
     walk      what becomes of a program whose last tensor is handed on: its tape, most often
     ring_end  the rank is the last of its context-parallel ones (attention.py)
+    emulates  products in FP8 are emulated, as on a CPU (fp8.py); else their casts take no room here
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class Eager(Generic[Walked]):
         walk: Callable[[Program, Value | None], Walked],
         *,
         ring_end: bool = False,
+        emulates: bool = False,
     ) -> None:
         self.sizes = sizes
         self.rules = rules
         self.walk = walk
         self.ring_end = ring_end
+        self.casts = emulated(sizes.setting) if emulates else None
         self.model = sizes.setting.model
         self._layers: dict[tuple[int, AttentionRule], Walked] = {}
 
@@ -74,6 +78,7 @@ class Eager(Generic[Walked]):
 
     def _layer(self, ops: Ops, block: Block, index: int) -> Sheet:
         built = Built(ops, block, self.rules, self.rules.attention[index], self.sizes, ring_end=self.ring_end)
+        ops.casts = self.casts
         hidden = self._hidden(ops)
         if self.sizes.setting.scenario.recompute != "full":
             return built.forward(hidden)

@@ -85,7 +85,7 @@ class Routed:
         ops, rule, experts = self.ops, self.rule, self.moe.experts
         bias = f"{rule.path}.{rule.gate}.bias" in self.tensors
         if not rule.fp32 or ops.dtype == "fp32":
-            return ops.linear("router", rows, experts, bias=bias, module=rule.gate)
+            return ops.linear("router", rows, experts, bias=bias, module=rule.gate, wide=True)
         given = ops.cast("router: input in fp32", rows, "fp32")
         wide = bytes_of(experts * (rows.width + 0 * rows.rows), "fp32")
         made = Sheet(rows.value, rows.rows, experts, "fp32")

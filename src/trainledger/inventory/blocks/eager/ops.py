@@ -14,6 +14,7 @@ import msgspec
 from trainledger.arrays import IntArray
 from trainledger.dtypes import bytes_of
 from trainledger.facts.workload import Workload
+from trainledger.inventory.blocks.eager.fp8 import Emulated
 from trainledger.inventory.tape import Program, Value
 
 Count = IntArray | int
@@ -38,6 +39,7 @@ class Ops:
     dtype     of weights as they are computed with, and so of their gradients
     workload  which of them train
     modules   norms and attention are those of transformers, on a card (inventory/blocks/transformers.py)
+    casts     how matrices of blocks are multiplied in FP8; None: in the dtype of what they are given
     """
 
     modules: ClassVar[bool] = False
@@ -45,6 +47,7 @@ class Ops:
     def __init__(self, program: Program, dtype: str, workload: Workload | None = None) -> None:
         self.program = program
         self.dtype = dtype
+        self.casts: Emulated | None = None
         self.rank = 0 if workload is None else workload.lora_rank
         self.targets: tuple[str, ...] = () if workload is None else workload.lora_targets
 
@@ -94,17 +97,31 @@ class Ops:
             return x
         return Sheet(self.program.op(name, x.value, x.bytes(dtype)), x.rows, x.width, dtype)
 
-    def linear(self, name: str, x: Sheet, width: Count, *, bias: bool = False, module: str = "") -> Sheet:
+    def linear(
+        self, name: str, x: Sheet, width: Count, *, bias: bool = False, module: str = "", wide: bool = False
+    ) -> Sheet:
         """X [rows, in] times a matrix [width, in]: keeps x; the gradients of weight and bias are made at once.
 
         module   the last part of its module's name; empty: of none that could have an adapter
+        wide     it is in the dtype of x whatever the recipe casts
         """
         weights = {f"{name}: weight": bytes_of(width * (x.width + 0 * x.rows), self.dtype)}
         if bias:
             weights[f"{name}: bias"] = bytes_of(width + 0 * x.rows, self.dtype)
         made = Sheet(x.value, x.rows, width, x.dtype)
         keeps = () if self.rank else (x.value,)
-        value = self.program.op(name, x.value, made.bytes(), keeps=keeps, weights=self.trained(weights))
+        casts = None if wide else self.casts
+        sides = (x.rows * x.width, width * (x.width + 0 * x.rows), made.rows * made.width)
+        value = self.program.op(
+            name,
+            x.value,
+            made.bytes(),
+            keeps=keeps,
+            weights=self.trained(weights),
+            work=casts.forward(*sides) if casts is not None else 0,
+            back_work=casts.back(*sides) if casts is not None else 0,
+            keeps_last=casts is not None,
+        )
         made = msgspec.structs.replace(made, value=value)
         return self._adapted(name, x, made) if self.adapts(module) else made
 
