@@ -86,8 +86,6 @@ def replay(
     live: dict[int, tuple[_Pool, int, int]] = {}
     allocated = most = refused = 0
     for op, name, nbytes, stream in events:
-        if device.most > device.enough:
-            break
         if op == "alloc":
             size = (nbytes + UNIT - 1) // UNIT
             small = size <= SMALL
@@ -98,7 +96,10 @@ def replay(
                 break
             live[name] = (pool, start, size)
             allocated += size
-            most = max(most, allocated)
+            if allocated > most:
+                most = allocated
+                if device.most > device.enough:
+                    break
         else:
             pool, start, size = live.pop(name)
             allocated -= size
@@ -181,7 +182,15 @@ class _Pool:
         else:
             key = self.free.pop(where)
             start, have = key & ADDRESS, key >> ADDRESS_BITS
-            del self.sizes[start], self.starts[start + have]
+            del self.sizes[start]
+            if have - size <= self.left_over:
+                del self.starts[start + have]
+                return start, have
+            # what is left ends where the block did
+            self.sizes[start + size] = have - size
+            self.starts[start + have] = start + size
+            insort(self.free, (have - size) << ADDRESS_BITS | start + size)
+            return start, size
         if have - size > self.left_over:
             self.add(start + size, have - size)
             return start, size
@@ -194,13 +203,20 @@ class _Pool:
 
     def give(self, start: int, size: int) -> None:
         """A block is free again: it and its free neighbours are one."""
-        before = self.starts.get(start)
+        sizes, starts, free = self.sizes, self.starts, self.free
+        end = start + size
+        before = starts.pop(start, None)
         if before is not None:
-            size += self.remove(before)
+            size = sizes[before]
+            del free[bisect_left(free, size << ADDRESS_BITS | before)]
             start = before
-        if start + size in self.sizes:
-            size += self.remove(start + size)
-        self.add(start, size)
+        behind = sizes.pop(end, None)
+        if behind is not None:
+            del free[bisect_left(free, behind << ADDRESS_BITS | end)]
+            end += behind
+        size = end - start
+        sizes[start], starts[end] = size, start
+        insort(free, size << ADDRESS_BITS | start)
 
     def add(self, start: int, size: int) -> None:
         """Enter a free block."""
