@@ -15,6 +15,16 @@ from trainledger.service.prove_request import Request
 LLAMA, QWEN = "llama-3-8b", "qwen2.5-0.5b"
 SHARDED: dict[str, Any] = {"dp": 2, "zero": 3}
 
+WORDS: dict[str, Any] = {
+    "set": (
+        *("hidden_size=128", "intermediate_size=512", "num_hidden_layers=2", "num_attention_heads=4"),
+        *("num_key_value_heads=2", "head_dim=32", "vocab_size=8192"),
+    ),
+    "full_size": True,
+    "seq": 8,
+}
+"""Of which the step of the largest table takes more than any layer."""
+
 MEASURED: tuple[tuple[str, dict[str, Any], int, int | None, int], ...] = (
     (LLAMA, SHARDED, 0, 465_544, 2_435_428),
     (LLAMA, {"dp": 2, "zero": 2}, 0, 465_544, 2_779_876),
@@ -27,6 +37,10 @@ MEASURED: tuple[tuple[str, dict[str, Any], int, int | None, int], ...] = (
     (LLAMA, {"tp": 2, "precision": "fp8-rowwise"}, 0, None, 5_814_404),
     (LLAMA, {"precision": "fp8-tensorwise"}, 0, None, 11_154_064),
     (QWEN, {**SHARDED, "precision": "fp8-rowwise"}, 0, None, 26_921_144),
+    (LLAMA, {**WORDS, "optimizer": "adamw-8bit"}, 0, None, 81_601_636),
+    (LLAMA, {**WORDS, **SHARDED, "optimizer": "adamw-8bit"}, 0, None, 40_817_256),
+    (LLAMA, {**WORDS, "dp": 3, "zero": 3, "optimizer": "adamw-8bit"}, 2, None, 27_275_224),
+    (LLAMA, {**WORDS, "tp": 2, "optimizer": "adamw-fp8"}, 0, None, 25_577_064),
     (LLAMA, {**SHARDED, "recompute": "full"}, 0, 110_984, 2_258_276),
     (LLAMA, {"tp": 2}, 0, 254_852, 1_726_812),
     (LLAMA, {"tp": 2, **SHARDED}, 0, 255_876, 1_240_460),
@@ -43,7 +57,7 @@ MEASURED: tuple[tuple[str, dict[str, Any], int, int | None, int], ...] = (
     ("mixtral-8x7b", SHARDED, 0, 764_576, 6_073_732),
     ("deepseek-v2", SHARDED, 0, 372_168, 1_235_116),
 )
-"""Model, flags, rank; saved activations (None: not compared) and peak in bytes, as `prove MODEL FLAGS --json` saw them."""
+"""Model, flags, rank; saved activations (None: not compared) and peak in bytes, as `trainledger prove` saw them."""
 
 
 def alive(model: str, rank: int = 0, *, dry: bool = False, **flags: Any) -> dict[str, int]:  # noqa: ANN401 - of a Request

@@ -10,7 +10,7 @@ import msgspec
 
 from trainledger.account.memory.rank import RankStep
 from trainledger.account.own import RankShares
-from trainledger.account.rank import TENSOR_RATE, Amount, Prediction
+from trainledger.account.rank import Amount, Prediction
 from trainledger.facts.semantics import Semantics
 from trainledger.inventory.inventory import Inventory
 from trainledger.lines import line_id
@@ -41,15 +41,13 @@ def with_memory(
     emulates  products in FP8 are known to be emulated, for the rank computes on a CPU
 
     Where a router decides how many tokens a rank's experts get, any measurement agrees; so it does with the peak of a
-    rank that keeps moments in 8 bits, or may multiply in FP8 as no CPU does.
+    rank that may multiply in FP8 as no CPU does.
     """
     of = RankShares(inventory, plans, prediction.rank)
     rest = sum(amount.amount for amount in prediction.held["rest"].values())
     found = RankStep(of, rules, rest, clips=clips, dry=dry).run()
     routed = of.plan["ep"] > 1 and not dry
-    # a step on moments in 8 bits decodes them, of which nothing is predicted
-    setting = inventory.setting
-    open_peak = routed or (setting.recipe.fp8 and not emulates) or setting.scenario.optimizer in TENSOR_RATE
+    open_peak = routed or (inventory.setting.recipe.fp8 and not emulates)
     lines = {PEAK: _modelled(found.peak, f"most alive: {found.where}", None if open_peak else PEAK_TOLERANCE)}
     if found.saved is not None:
         lines[SAVED] = _modelled(found.saved, "alive after the last loss", None if routed else SAVED_TOLERANCE)

@@ -18,6 +18,15 @@ from trainledger.account.traffic.tensor import partial_tensors
 from trainledger.facts.semantics import Semantics
 from trainledger.schedules import find_schedule
 
+EIGHT_BITS = ("adamw-8bit", "adamw-fp8")
+"""Optimizers that decode the moments of one tensor after the other. [torchao 0.18.0: optim/adam.py]"""
+STEPPING = 24
+"""Bytes an element of such a step: weight, both moments, their quotient and two results on the way, all in fp32."""
+CODING = 53
+"""The same as the second moment is coded: weight and moments, what is scaled, codes and those above in 64 bits, the
+values of both, how far from the lower, which is nearer, and the codes that are chosen. [torchao 0.18.0:
+optim/quant_utils.py, quantize_8bit_with_qmap]"""
+
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one rank.
@@ -153,3 +162,12 @@ class RankStep:
             for part, held in self._held:
                 lists[part.unit.endswith(EXPERTS)] += held
             self.tally.reach("square roots of the step", size(max(lists.values()), self.setting.dtype("weight")))
+        if self.setting.scenario.optimizer in EIGHT_BITS:
+            most = max(held * self._stepped(held) for _, held in self._held)
+            self.tally.reach("step of a tensor on decoded moments", most)
+
+    def _stepped(self, held: int) -> int:
+        """Bytes an element of a tensor of which a rank holds so much takes while it is stepped by itself, on a copy."""
+        moment = self.setting.optimizer.moments[0]
+        coded = held >= moment.least and held % moment.block == 0
+        return CODING if coded and self.setting.scenario.optimizer == "adamw-8bit" else STEPPING
