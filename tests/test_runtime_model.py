@@ -100,6 +100,7 @@ PLANNED_ALONE = {
     "exaone4",
     "glm",
     "glm4",
+    "glm4_moe_lite",
     "gpt_bigcode",
     "gpt_neo",
     "hunyuan_v1_dense",

@@ -33,7 +33,7 @@ PARTLY = frozenset({"glm", "glm4", "glm4_moe", "gpt_neox", "gptj", "phi", "stabl
 """Families that turn a part of each head: how large it is changes little, and it is taken to be half."""
 RELU = frozenset({"opt"})
 """Families whose networks keep what their activation gives."""
-CHOSEN_IN_FP32 = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe"})
+CHOSEN_IN_FP32 = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"})
 """Families whose routers multiply in fp32."""
 CLAMPED = frozenset({"gpt_oss"})
 """Families whose experts interleave gate and up, and clamp both."""

@@ -20,7 +20,7 @@ from trainledger.facts.model import PRODUCT_LIMIT, Model, Tensor
 FAMILY_FILES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("bloom", ("bloom",)),
     ("cohere", ("cohere", "cohere2")),
-    ("deepseek", ("deepseek_v2", "deepseek_v3", "kimi_k2")),
+    ("deepseek", ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")),
     ("exaone4", ("exaone4",)),
     ("falcon", ("falcon",)),
     ("gemma", ("gemma", "gemma2", "gemma3_text")),

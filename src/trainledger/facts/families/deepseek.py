@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3 (Kimi K2 is V3): latent attention, then dense layers first and routed experts after.
+"""DeepSeek-V2 and V3 (Kimi K2 is V3, GLM-4.7-Flash has its shapes): latent attention, dense layers, routed experts.
 
 Latent attention (MLA): q through a rank `q_lora_rank` (null: one full matrix), k and v through a rank `kv_lora_rank`
 with one rotary key for all heads. The down-projections and their norms are whole on every TP rank, the up-projections
@@ -8,9 +8,9 @@ multi-token-prediction layers after the last one: `Model.mtp`.
 
 from __future__ import annotations
 
-from trainledger.facts.families.common import DECODER_KEYS, blocks_of, gated_mlp, linear, norm, stack
+from trainledger.facts.families.common import DECODER_KEYS, blocks_of, check_length, gated_mlp, linear, norm, stack
 from trainledger.facts.families.experts import experts_beside_shared, mtp_block
-from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names, without
+from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names, one_of, without
 from trainledger.facts.model import Attention, Block, Mlp, Tensor
 
 
@@ -47,8 +47,22 @@ def _attention(values: Values, hidden: int) -> tuple[tuple[Tensor, ...], Attenti
 
 def build(values: Values) -> Parts:
     """Blocks of a DeepSeek: the first `first_k_dense_replace` layers dense, the rest routed."""
-    hidden, layers = values.dim("hidden_size"), values.dim("num_hidden_layers")
-    width, dense = values.dim("intermediate_size"), values.maybe("first_k_dense_replace") or 0
+    dense = values.maybe("first_k_dense_replace") or 0
+    return _build(values, [index >= dense for index in range(values.dim("num_hidden_layers"))])
+
+
+def _flash(values: Values) -> Parts:
+    """The first layer is dense, unless the config names the network of each."""
+    layers, words = values.dim("num_hidden_layers"), values.words("mlp_layer_types")
+    words = ("dense", *("sparse",) * (layers - 1)) if words is None else words
+    check_length(values, "mlp_layer_types", len(words), layers)
+    one_of(values, "mlp_layer_types", words, ("dense", "sparse"))
+    return _build(values, [word == "sparse" for word in words])
+
+
+def _build(values: Values, kinds: list[bool]) -> Parts:
+    hidden, layers = values.dim("hidden_size"), len(kinds)
+    width = values.dim("intermediate_size")
     mlp_bias = values.flag("mlp_bias")
     projections, mla = _attention(values, hidden)
 
@@ -74,7 +88,7 @@ def build(values: Values) -> Parts:
         )
 
     depths = values.maybe("num_nextn_predict_layers") or 0
-    blocks = blocks_of([index >= dense for index in range(layers)], block)
+    blocks = blocks_of(kinds, block)
     mtp = mtp_block(blocks[-1], hidden, layers) if depths else None
     return stack(values, blocks, mtp=mtp, mtp_depths=depths)
 
@@ -135,5 +149,30 @@ FAMILIES = (
         build=build,
         ignored=_IGNORED,
         fixed={**_FIXED, "mlp_bias": (False,)},
+    ),
+    Family(
+        name="glm4_moe_lite",
+        config_class="Glm4MoeLiteConfig",
+        architectures=("Glm4MoeLiteForCausalLM",),
+        keys=keys(
+            without(_KEYS, "first_k_dense_replace"),
+            vocab_size=154880,
+            hidden_size=2048,
+            intermediate_size=10240,
+            moe_intermediate_size=1536,
+            num_hidden_layers=47,
+            num_attention_heads=20,
+            n_shared_experts=1,
+            n_routed_experts=Key(64, aliases=("num_local_experts",)),
+            num_experts_per_tok=4,
+            q_lora_rank=768,
+            qk_nope_head_dim=192,
+            v_head_dim=256,
+            mlp_layer_types=Key(None, "words", nullable=True),
+            num_nextn_predict_layers=Key(None, "count", nullable=True),
+        ),
+        build=_flash,
+        ignored=_IGNORED,
+        fixed={**_FIXED, "mlp_bias": (False,), "first_k_dense_replace": (1,)},
     ),
 )
