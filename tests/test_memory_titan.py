@@ -324,3 +324,14 @@ def test_queries_and_keys_are_normed_where_norms_have_weights_for_torchtitan_has
     setting = setting_of(load_preset(name), engine="torchtitan", recompute="none", compile="on")
     for tape in parts_of(Inventory(setting), plan_of(dp_shard=8, zero_stage=3)).blocks:
         assert any(storage.name.startswith("query norm") for storage in tape.storages) == normed
+
+
+def test_a_compiled_loss_over_a_cut_vocabulary_makes_its_gradient_forward() -> None:
+    """pytorch/torchtitan#1207, of May 2025: 45.68 GiB of four cards, tp 2, operations chosen for recomputation."""
+    scenario = {"engine": "torchtitan", "framework_version": "2025-05-20", "recompute": "selective", "compile": "on"}
+    setting = setting_of(load_preset("llama-3-8b"), Workload(seq=8192), **scenario)
+    assert (setting.loss_of(cut=True), setting.loss_word(cut=True)) == ("compiled-parallel", "compiled")
+    assert (setting.loss_of(cut=False), setting.loss_word(cut=False)) == ("compiled", "compiled")
+    found = memory_of(Inventory(setting), plan_of(dp_shard=2, tp=2, sp=1, zero_stage=3))
+    assert found.place == "forward of the output layer and loss"
+    assert found.meters["reserved"].estimate / GIB == pytest.approx(45.68, rel=0.01)

@@ -151,12 +151,17 @@ class Setting:
 
     def whole_loss(self, *, cut: bool) -> str:
         """The same of logits that are all there, or of those of one chunk."""
-        chosen, rules = self.scenario.loss, self.profile.memory
-        if chosen and chosen != "chunked":
-            return chosen
-        if self.compiled and rules.compiled_loss:
-            return rules.compiled_loss
-        return rules.cut_loss if cut and rules.cut_loss else rules.loss
+        rules = self.profile.memory
+        chosen = "" if self.scenario.loss == "chunked" else self.scenario.loss
+        how = chosen or (rules.compiled_loss if self.compiled else "")
+        if how and how == rules.compiled_loss and cut and rules.cut_loss:
+            return f"{how}-{rules.cut_loss}"
+        return how or (rules.cut_loss if cut and rules.cut_loss else rules.loss)
+
+    def loss_word(self, *, cut: bool) -> str:
+        """What --loss says to have it so: a compiled loss is one word, whether tp cuts the vocabulary or not."""
+        how, compiled = self.loss_of(cut=cut), self.profile.memory.compiled_loss
+        return compiled if compiled and how.startswith(f"{compiled}-") else how
 
     @property
     def loss_chunks(self) -> int:

@@ -172,7 +172,7 @@ class Run:
         """How the run is run, by what was said or else by what the engine does."""
         setting, columns = self.setting, self.columns
         scenario, memory = setting.scenario, setting.profile.memory
-        loss = setting.loss_of(cut=columns["tp"] > 1)
+        loss = setting.loss_word(cut=columns["tp"] > 1)
         return {
             "recompute_parts": setting.recomputed_parts if scenario.recompute == "selective" else (),
             "recompute_layers": scenario.recompute_layers,

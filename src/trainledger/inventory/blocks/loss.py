@@ -7,6 +7,7 @@ Bytes per logit of this rank at the most, with logits in 16 bits:
   shifted              12        12  transformers before 4.45, which copies the logits of all tokens but the last
   compiled              2         4  the same under torch.compile, in two kernels
   parallel             14        16  PyTorch's loss_parallel() over a cut vocabulary
+  compiled-parallel    10         6  the same under torch.compile
   vocab-parallel        6         6  Megatron, native, fused or not
   sharded               8         6  nanotron
   fused                 2         2  TransformerEngine
@@ -154,6 +155,17 @@ def _parallel(program: Program, logits: Value, of: Logits) -> None:
     program.drop(wide)
 
 
+def _compiled_parallel(program: Program, logits: Value, of: Logits) -> None:
+    """The sum of zeros with the label's entry set and of exponentials needs no gradient, so the forward makes it.
+
+    Such an entry is set in a tensor of its own, and only the sum waits for the backward, which scales and casts it.
+    [torch: as Inductor writes loss_parallel() of PyTorch 2.13]
+    """
+    each = of.bytes("fp32")
+    made = {"gradient but for its factor": each}
+    program.op("vocabulary-parallel cross-entropy, compiled", logits, 0, made=made, work=each)
+
+
 def _vocab_parallel(program: Program, logits: Value, of: Logits) -> None:
     """Maximum and exponential work on the fp32 copy, which becomes the softmax that is kept and then its gradient.
 
@@ -194,6 +206,7 @@ LOSSES: dict[str, Callable[[Program, Value, Logits], None]] = {
     "shifted": _shifted,
     "compiled": _compiled,
     "parallel": _parallel,
+    "compiled-parallel": _compiled_parallel,
     "vocab-parallel": _vocab_parallel,
     "sharded": _sharded,
     "fused": _fused,
