@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from trainledger.account.memory.answers.stored import Stored
 from trainledger.adapters.out_of_memory import OutOfMemory, read_message
 from trainledger.errors import BadInput, UnknownName
 from trainledger.reconcile.out_of_memory import Explained, explain, full_of, granted
+from trainledger.service import check
 from trainledger.service.common import prepared
 from trainledger.service.requests import PlanRequest
 
@@ -79,6 +81,33 @@ def test_other_devices_and_wordings(text: str, device: str, nbytes: int) -> None
     found = read_message(text)
     assert found.device == device
     assert found.requested[0].at_least <= nbytes <= found.requested[0].at_most
+
+
+def test_colours_and_broken_lines_within_a_message_are_passed_over() -> None:
+    red = "\x1b[31mCUDA out of memory.\x1b[0m Tried to\n   allocate \x1b[1;36m15.66\x1b[0m GiB. GPU 3"
+    rest = (
+        "has a total capacity of \x1b[1;36m79.15\x1b[0m GiB\n[rank1]: CUDA out of memory. Tried to allocate 7.83 GiB."
+    )
+    found = read_message(f"{red} {rest}")
+    assert (found.requested[0].text, found.index, found.total) == ("15.66 GiB", 3, int(79.15 * GIB))
+    assert "\x1b" not in found.text
+
+
+def test_a_request_of_nothing_is_of_no_tensor() -> None:
+    with pytest.raises(BadInput, match=r"asks for 0 bytes, which no tensor has.*nvidia-smi"):
+        read_message(OLD.format("0 bytes", "0 bytes total capacity"))
+
+
+def test_a_log_of_powershell_is_read_and_settings_are_no_log(tmp_path: Path) -> None:
+    log, settings = tmp_path / "log.txt", tmp_path / "ds_config.json"
+    for codec in ("utf-16", "utf-8"):
+        log.write_text("Tried to allocate 1.00 GiB\n", encoding=codec)
+        answer = check.run(check.Request(message=str(log), model="llama-3-8b", gpus=8))
+        assert isinstance(answer, check.Response)
+        assert answer.message.requested == "1.00 GiB"
+    settings.write_text('{"zero_optimization": {"stage": 3}}')
+    with pytest.raises(BadInput, match=r"ds_config.json has no out-of-memory message.*PLAN file.*\.toml"):
+        check.run(check.Request(message=str(settings), model="llama-3-8b", gpus=8))
 
 
 def test_a_table_of_figures_is_one_message() -> None:

@@ -32,8 +32,10 @@ REACH = 1500
 
 _SIZE = r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(bytes|[KMGTP]iB|[KMGTP]B|B)\b"
 _REQUEST = re.compile(
-    rf"(?:(?:tried|trying|unable|failed) to allocate|Requested\s*:)\s+(?:more than\s+)?{_SIZE}", re.IGNORECASE
+    rf"(?:(?:tried|trying|unable|failed)\s+to\s+allocate|Requested\s*:)\s+(?:more\s+than\s+)?{_SIZE}", re.IGNORECASE
 )
+_COLOURS = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]")
+"""What sets colours and weights on a terminal: rich, ray and loguru write it into the middle of a size."""
 _SIZELESS = re.compile(
     r"out of memory|OutOfMemoryError|cannot allocate memory|std::bad_alloc|MemoryError", re.IGNORECASE
 )
@@ -133,9 +135,16 @@ def read_message(text: str) -> OutOfMemory:
     >>> found.requested[0].middle, found.device, found.total
     (824180736, 'cuda', 34080565493)
     """
+    text = _COLOURS.sub("", text)
     match = _REQUEST.search(text)
     if match is None:
         raise BadInput(_unreadable(text))
+    requested = _spans(match[1], match[2])
+    if not any(span.at_most for span in requested):
+        raise BadInput(
+            f"the message asks for {requested[0].text}, which no tensor has: the card itself could not be used; look "
+            "at it with nvidia-smi, or give the line of another rank"
+        )
     start = _start(text, match.start())
     following = _REQUEST.search(text, match.end())
     # a second message of the same log has capacities of its own
@@ -153,7 +162,7 @@ def read_message(text: str) -> OutOfMemory:
         before=_before(text, start),
         device=_device(message, text[max(0, start - REACH) : start]),
         index=int(index[1]) if index else None,
-        requested=_spans(match[1], match[2]),
+        requested=requested,
         others=sum(others) if others else None,
         **facts,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,8 @@ MORE_THAN_PLANNED = 1.1
 """Above so much of the plan's own peak, what was allocated is not of this plan."""
 OUTSIDE_BYTES = 1 << 30
 """Beyond what context and communicators are expected to take, so much more is worth a sentence."""
+SETTINGS = (".json", ".yaml", ".yml")
+"""How names of files end in which DeepSpeed, Accelerate and others are told what to do."""
 LONGEST_LOG = 1 << 28
 """Bytes of a log that are read: more is no message."""
 
@@ -145,7 +148,7 @@ def run(request: Request, *, model: Model | None = None) -> Response | Checked:
 
 def explained(request: Request, given: str, *, model: Model | None = None) -> Response:
     """Which storages of the plan have the size that a message asks for."""
-    message = read_message(_text(given))
+    message = _read(given)
     run, plans, inventory = prepared(overlay(request), model=model)
     row = plans.row(0)
     found = explain(
@@ -180,6 +183,20 @@ def explained(request: Request, given: str, *, model: Model | None = None) -> Re
     )
 
 
+def _read(given: str) -> OutOfMemory:
+    """The message; settings of another program, which have none, are told from a log."""
+    text = _text(given)
+    try:
+        return read_message(text)
+    except BadInput:
+        if Path(given).suffix not in SETTINGS or any(char.isspace() for char in given):
+            raise
+        raise BadInput(
+            f"{given} has no out-of-memory message, and is no PLAN file, whose name ends in {SUFFIX}; give what it "
+            "says as flags (`trainledger check --help`), or write it into one"
+        ) from None
+
+
 def _text(given: str) -> str:
     """The message, or the text of the file that it names."""
     if not given.strip():
@@ -197,12 +214,20 @@ def _text(given: str) -> str:
         return given
     try:
         with path.open("rb") as file:
-            text = file.read(LONGEST_LOG).decode("utf-8", errors="replace")
+            text = _decoded(file.read(LONGEST_LOG))
     except OSError as error:
         raise BadInput(f"{given} cannot be read ({error.strerror}); give the message itself in quotes") from None
     if not text.strip():
         raise BadInput(f"{given} is empty; give a file that has the message, or the message itself in quotes")
     return text
+
+
+def _decoded(raw: bytes) -> str:
+    """A log as text, whatever else is in it; PowerShell writes what is redirected as UTF-16, with a mark."""
+    wide = (raw[:2] == codecs.BOM_UTF16_LE and raw[3:4] == b"\0") or (
+        raw[:2] == codecs.BOM_UTF16_BE and raw[2:3] == b"\0"
+    )
+    return raw.decode("utf-16" if wide else "utf-8", errors="replace")
 
 
 def _asked(message: OutOfMemory) -> Asked:
