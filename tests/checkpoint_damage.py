@@ -123,6 +123,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "a truncated file": (lambda folder: os.truncate(folder / SHARD, 1000), SHARD, "has 1000 B"),
     "a missing file": (lambda folder: (folder / SHARD).unlink(), SHARD, "is missing"),
     "no manifest": (lambda folder: (folder / MANIFEST).unlink(), MANIFEST, "cannot be read"),
+    "a pipe for a manifest": (lambda folder: _piped(folder / MANIFEST), MANIFEST, "is no regular file"),
+    "a pipe for a shard": (lambda folder: _piped(folder / SHARD), SHARD, "is no regular file"),
+    "a manifest without a seal": (lambda folder: _write(folder / MANIFEST, b"{}"), MANIFEST, "it has no 'manifest'"),
     "an unreadable manifest": (lambda folder: os.truncate(folder / MANIFEST, 100), MANIFEST, "is not a manifest"),
     "a manifest that is no object": (lambda folder: _write(folder / MANIFEST, b"[1]"), MANIFEST, "is not a manifest"),
     "a manifest without an end of depth": (
@@ -142,6 +145,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str, str]] = {
 
 def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
+
+
+def _piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 def copied(source: Path, target: Path) -> Path:

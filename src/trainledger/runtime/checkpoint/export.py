@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
 from trainledger.errors import BadInput
 from trainledger.runtime.checkpoint.folders import published
-from trainledger.runtime.checkpoint.manifest import STATE, verify, write_json
+from trainledger.runtime.checkpoint.manifest import STATE, Damaged, Manifest, verify, write_json
 from trainledger.runtime.checkpoint.parts import WEIGHTS, Box, Part
 from trainledger.runtime.checkpoint.storage import LoadPlanner, Reader
 from trainledger.runtime.files import sync
@@ -41,7 +41,7 @@ def export(checkpoint: Path, out: Path, *, dtype: Dtype = "float32", file_bytes:
     if out.exists():
         raise BadInput(f"{out} exists; name a new folder for the exported model")
     folder = _one(checkpoint)
-    reader = Reader(folder, verify(folder))
+    reader = Reader(folder, _whole(folder))
     config: dict[str, Any] = json.loads((folder / STATE).read_bytes())["config"]
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -63,6 +63,17 @@ def _one(checkpoint: Path) -> Path:
         raise BadInput(f"{checkpoint} is no folder; name a checkpoint, or the folder of a run's checkpoints")
     newest = next(iter(published(checkpoint)), None)
     return checkpoint if newest is None else newest.path
+
+
+def _whole(folder: Path) -> Manifest:
+    """Its manifest, after all of it was read; one that is damaged is refused with the newest that may be taken."""
+    try:
+        return verify(folder)
+    except Damaged as error:
+        others = (one.path for one in published(folder.parent) if one.path != folder and not one.why)
+        other = next(others, None)
+        advice = "no other one is beside it" if other is None else f"export {other} in its place"
+        raise Damaged(f"{error}; {advice}") from error
 
 
 def _write_weights(reader: Reader, out: Path, dtype: Dtype, file_bytes: int) -> None:

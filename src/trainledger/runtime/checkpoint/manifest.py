@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint; Damaged where it is not there, not whole or not as it was written."""
     path = folder / MANIFEST
     try:
+        _size_of(path)
         sealed = json.loads(path.read_bytes())
         content, seal = sealed["manifest"], sealed["sha256"]
         if seal != _seal(content):
@@ -84,7 +86,9 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = msgspec.convert(content, Manifest)
     except OSError as error:
         raise Damaged(f"{path} cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
+    except KeyError as error:
+        raise Damaged(f"{path} is not a manifest (it has no {error})") from error
+    except (ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise Damaged(f"{path} is not a manifest ({error})") from error
     for name in manifest.files:
         if name != Path(name).name or name in ("", ".", ".."):
@@ -97,7 +101,7 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
     for name, file in manifest.files.items():
         path = folder / name
         try:
-            found = path.stat().st_size
+            found = _size_of(path)
         except OSError as error:
             raise Damaged(f"{path} is missing or cannot be looked at ({error.strerror})") from error
         if found != file.bytes:
@@ -123,6 +127,14 @@ def verify(folder: Path) -> Manifest:
     check_sizes(folder, manifest)
     check_hashes(folder, manifest, manifest.files)
     return manifest
+
+
+def _size_of(path: Path) -> int:
+    """The size of a file in bytes; a pipe or a device that stands in its place would be read without end."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise Damaged(f"{path} is no regular file")
+    return found.st_size
 
 
 def _seal(content: object) -> str:
