@@ -23,6 +23,8 @@ CASES: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "not a choice": (1, ("ledger", "llama-3-8b", "--recompute", "some"), ("--recompute some", "none, full")),
     "no unit": (1, ("ledger", "gpt2", "--gpu", "h100", "--reserve", "4GiB"), ("--reserve '4GiB'", "KiB", "or 0")),
     "unknown model": (1, ("states", "llama-3-80b"), ("'llama-3-80b'", "nearest", "llama-3-8b")),
+    "a model like no other": (1, ("states", "zzqqxx"), ("'zzqqxx'", "`trainledger list models` shows", "ORG/NAME")),
+    "a card like no other": (1, ("states", "gpt2", "--gpu", "zz"), ("'zz'", "`trainledger list accelerators` shows")),
     "unknown engine": (1, ("states", "llama-3-8b", "--engine", "megatorn"), ("'megatorn'", "megatron")),
     "unknown card": (1, ("states", "llama-3-8b", "--gpu", "h1000"), ("'h1000'", "h100")),
     "unknown cluster": (1, ("states", "llama-3-8b", "--cluster", "dgx-h1000"), ("'dgx-h1000'", "dgx-h100")),

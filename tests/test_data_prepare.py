@@ -131,7 +131,7 @@ def test_what_fails_halfway_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(BadInput, match=rf"{tmp_path}/out cannot be written: No space left on device; make room"):
             prepare([text], "bytes", tmp_path / "out", held_out=0.1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt"]
 
@@ -167,6 +167,14 @@ def test_texts_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         prepare([text_file(tmp_path / "a.txt", "")], "bytes", tmp_path / "out", held_out=0.1)
     with pytest.raises(BadInput, match=r"b\.txt \(23 B\) has no token: it is the lines that begin in the last 0\.1"):
         prepare([text_file(tmp_path / "b.txt", "one line without an end")], "bytes", tmp_path / "out", held_out=0.1)
+
+
+@pytest.mark.parametrize("held_out", [0.0, 0.1])
+def test_a_text_that_has_no_end_is_refused_and_not_read(tmp_path: Path, held_out: float) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for text in (Path("/dev/zero"), tmp_path / "pipe"):
+        with pytest.raises(BadInput, match=rf"{text} is no regular file.*; write it into one"):
+            prepare([text], "bytes", tmp_path / "out", held_out=held_out)
 
 
 def test_a_text_that_is_not_utf_8_is_refused_with_the_place(tmp_path: Path) -> None:

@@ -66,6 +66,13 @@ def test_a_key_of_a_run_needs_what_it_is_about(flag: str) -> None:
     check_run_flags(Train(**{**given, **needed}))
 
 
+def test_a_rate_that_has_no_steps_to_fall_says_how_many_it_needs() -> None:
+    with pytest.raises(UsageError, match=r"--steps 6 with --warmup 20 .*; lower --warmup to 4 or raise --steps to 22,"):
+        check_run_flags(Train(min_learning_rate=0.0, warmup=20, steps=6))
+    for warmup, steps in ((4, 6), (20, 22)):
+        check_run_flags(Train(min_learning_rate=0.0, warmup=warmup, steps=steps))
+
+
 @pytest.mark.parametrize("verb", ["train", "check"])
 def test_a_config_with_such_a_key_is_refused_and_leaves_nothing(tmp_path: Path, verb: str) -> None:
     for plan, key in (({"loss-chunks": 0}, {}), ({}, {"initial-scale": 8.0}), ({}, {"fp8-saturated": 0.5})):

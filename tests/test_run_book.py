@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -278,6 +279,8 @@ def test_readers_see_the_last_whole_book_while_one_writes(tmp_path: Path) -> Non
         (("rungs", 0, "wire_bytes"), 1 << 64, "wire_bytes"),
         (("rungs", 0, "lines", 0, "id"), "held/weights/x", "without a peak"),
         (("scaling",), "sideways", "scaling"),
+        (("rungs", 0, "spec"), {}, "does not say its model"),
+        (("rungs", 0, "spec"), {"model": [7]}, "does not say its model"),
     ],
 )
 def test_an_export_that_could_not_be_is_refused(
@@ -295,3 +298,19 @@ def test_an_export_that_could_not_be_is_refused(
         assert (done.code, done.out) == (1, "")
         assert said in done.err
     assert not (tmp_path / "book.db").exists()
+
+
+def test_an_export_that_finds_no_room_leaves_its_name_free(tmp_path: Path) -> None:
+    source, export = Path(__file__).parent.parent / "examples" / "baselines.json", tmp_path / "all.json"
+    asked = ("baseline", "export", str(export), "--book", str(source))
+    limit = source.stat().st_size // 2
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        done = run(*asked)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (done.code, done.out) == (1, "")
+    assert f"{export} cannot be written: File too large; make room, or name another file" in done.err
+    assert not export.exists()
+    assert run(*asked).code == 0

@@ -52,6 +52,7 @@ def test_a_config_is_a_plan_for_other_verbs_and_run_by_this_package(tmp_path: Pa
         ({"run": {"stepz": 3}}, "'stepz' is not a known key of [run]"),
         ({"run": {"text": ["a"]}}, "text belongs into [data]"),
         ({"data": {"steps": 3}}, "steps belongs into [run]"),
+        ({"plan": {"dtaa": 1}}, "nearest: data"),
         ({"run": {"steps": "many"}}, "steps is 'many': expected `int`"),
         ({"run": {"fp8-action": "shout"}}, "invalid enum value 'shout'; write warn or bf16 or stop"),
         ({"run": {"learning-rate": 0.0}}, "--learning-rate is 0.0: it must be above 0"),
@@ -85,6 +86,16 @@ def test_what_cannot_be_run_is_refused_before_there_is_a_run_folder_to_lose(
     assert message in done.err
     assert done.out == ""
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("head", ["[[run]]", "run = 5\n[data.x]"])
+def test_a_table_that_is_none_is_told_from_a_key_that_is_unknown(tmp_path: Path, head: str) -> None:
+    path = Path(config(tmp_path))
+    path.write_text(path.read_text().partition("\n[data]")[0] + f"\n{head}")
+    for verb in ("train", "check", "ledger"):
+        done = run(verb, str(path))
+        assert (done.code, done.out) == (1, "")
+        assert "run is no table of keys; write [run] on a line of its own" in done.err
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e400"])

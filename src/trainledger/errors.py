@@ -33,10 +33,12 @@ class BadInput(TrainledgerError):
 class UnknownName(BadInput):
     """A name that is not in the list it was looked up in; the message carries the nearest ones."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "", *, listed: str = "") -> None:
+        """`listed` is the command that shows all names, where they are too many for a sentence."""
         names = sorted(known)
         near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
-        advice = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(names)}"
+        every = f"`{listed}` shows those that are" if listed else f"known: {', '.join(names)}"
+        advice = f"nearest: {', '.join(near)}" if near else every
         super().__init__(f"{name!r} is not a known {what}; {advice}{'; ' + hint if hint else ''}")
         self.name = name
 

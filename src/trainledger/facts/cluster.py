@@ -237,7 +237,8 @@ def _find(folder: str, name: str) -> Path:
             if spelling == stem.lower() or spelling in aliases:
                 return DATA / folder / f"{stem}.toml"
     known = {other.lower() for stem, aliases in _index(folder).items() for other in (stem, *aliases)}
-    raise UnknownName(_KINDS[folder], name, known, hint="or give the path of a .toml file of your own")
+    hint = "or give the path of a .toml file of your own"
+    raise UnknownName(_KINDS[folder], name, known, hint, listed=f"trainledger list {folder}")
 
 
 def _head(path: Path, tables: dict[str, Any], kind: str) -> str:

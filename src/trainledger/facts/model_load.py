@@ -170,7 +170,11 @@ def _find(name: str) -> _Found:
     if _HUB_ID.fullmatch(name):
         return _Found(load_config(_from_hub(name)), name.split("/")[1], f"huggingface.co/{name}", name)
     raise UnknownName(
-        "model", name, (*preset_names(), *aliases()), "or give a config.json, a directory that has one, or ORG/NAME"
+        "model",
+        name,
+        (*preset_names(), *aliases()),
+        "or give a config.json, a directory that has one, or ORG/NAME",
+        listed="trainledger list models",
     )
 
 

@@ -50,7 +50,7 @@ def preset_config(name: str) -> dict[str, Any]:
     """The config of a preset, by its name or an alias."""
     found = find_preset(name)
     if found is None:
-        raise UnknownName("preset model", name, (*preset_names(), *aliases()))
+        raise UnknownName("preset model", name, (*preset_names(), *aliases()), listed="trainledger list models")
     return json.loads((FOLDER / f"{found}.json").read_text(encoding="utf-8"))
 
 

@@ -97,8 +97,12 @@ def exported(path: Path) -> tuple[Baseline, ...]:
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); name what `baseline export` wrote") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{path} is no export of a run book ({error}); write one with `baseline export`") from None
+        raise BadInput(
+            f"{path} is no export of a run book ({error}); write one with `baseline export OUT{EXPORTED}`"
+        ) from None
     for made in found:
         if not all(peak_bytes(rung) for rung in made.rungs):
             raise BadInput(f"{path}: {made.name} has a rung without a peak of memory; record it anew")
+        if not all(isinstance(rung.spec.get("model"), dict) for rung in made.rungs):
+            raise BadInput(f"{path}: {made.name} has a rung that does not say its model; record it anew")
     return found

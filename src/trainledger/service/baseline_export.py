@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from io import BufferedWriter
 from pathlib import Path
 from typing import Annotated
 
@@ -53,11 +54,23 @@ def run(request: Request) -> Response:
     content = msgspec.json.encode(Exported(baselines=made)) if out.suffix == EXPORTED else table(made).encode()
     try:
         with out.open("xb") as file:
-            file.write(content)
+            _fill(file, content)
     except FileExistsError:
         raise BadInput(f"{request.out} is there already, and is left as it is; name another file") from None
+    except OSError as error:
+        raise BadInput(f"{request.out} cannot be written: {error.strerror}; make room, or name another file") from None
     steps = sum(len(rung.steps) for one in made for rung in one.rungs)
     return Response(out=request.out, records=len(made), steps=steps)
+
+
+def _fill(file: BufferedWriter, content: bytes) -> None:
+    """Write all of a new file; where that fails there is none, so that its name can be taken again."""
+    try:
+        file.write(content)
+        file.flush()
+    except OSError:
+        Path(file.name).unlink(missing_ok=True)
+        raise
 
 
 def table(made: Sequence[Baseline]) -> str:

@@ -110,5 +110,8 @@ def _of_counts(request: TrainRequest, steps: int) -> Iterator[tuple[str, str]]:
     elif window >= steps:
         why = f"a spike is told by --spike-window {window} steps before it, and the run has {steps}; lower that"
         yield from ((name, why) for name in ("spike_factor", "spike_window"))
-    if steps - (request.warmup or 0) < LEAST_FALL:
-        yield "min_learning_rate", "no step comes after the one at the highest rate; lower --warmup, or leave it out"
+    warmup = request.warmup or 0
+    if steps - warmup < LEAST_FALL:
+        why = f"of --steps {steps} with --warmup {warmup} none comes after the one at the highest rate"
+        knob = f"lower --warmup to {max(steps - LEAST_FALL, 0)} or raise --steps to {warmup + LEAST_FALL}"
+        yield "min_learning_rate", f"{why}; {knob}, or leave it out"

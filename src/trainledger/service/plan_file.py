@@ -28,7 +28,12 @@ def read_config(path: str) -> tuple[PlanRequest, dict[str, Any]]:
     An unknown key is refused with the nearest, a wrong type with what fits.
     """
     tables = load_toml(Path(path))
-    beside = {name: tables.pop(name) for name in CONFIG_TABLES if isinstance(tables.get(name), dict)}
+    for name in CONFIG_TABLES:
+        if name in tables and not isinstance(tables[name], dict):
+            raise BadInput(
+                f"{path}: {name} is no table of keys; write [{name}] on a line of its own, and its keys below"
+            )
+    beside = {name: tables.pop(name) for name in CONFIG_TABLES if name in tables}
     return _plan_of(path, tables), beside
 
 
@@ -36,7 +41,14 @@ def _plan_of(path: str, tables: dict[str, Any]) -> PlanRequest:
     known = PlanRequest.__struct_encode_fields__
     for key in tables:
         if key not in known:
-            raise UnknownName(f"key of a PLAN file ({path})", key, known, "keys are the flags without their dashes")
+            hint = "keys are the flags without their dashes"
+            raise UnknownName(
+                f"key of a PLAN file ({path})",
+                key,
+                (*known, *CONFIG_TABLES),
+                hint,
+                listed="trainledger ledger --help",
+            )
     return _placed(request_from(PlanRequest, tables, path), Path(path).parent)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -20,6 +21,9 @@ from trainledger.runtime.files import sync
 
 TRAIN, HELD_OUT, TEXT_HASH = "train.tokens", "held-out.tokens", "text.hash"
 MOST_HELD_OUT = 0.5
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk, or of a share of it, that has no more room."""
 
 Part = Literal["train", "held-out"]
 
@@ -53,7 +57,7 @@ def prepare(texts: Sequence[Path], tokenizer: str, out: Path, *, held_out: float
     """
     if not 0 <= held_out <= MOST_HELD_OUT:
         raise BadInput(
-            f"held-out is {held_out}: the share of the text that is held out is between 0 and {MOST_HELD_OUT}"
+            f"--held-out is {held_out}: the share of the text that is held out is between 0 and {MOST_HELD_OUT}"
         )
     if not texts:
         raise BadInput("no text is named to make tokens of; name at least one file")
@@ -69,6 +73,8 @@ def _cut(path: Path, held_out: float) -> _Text:
     """Where the held-out part of a text starts: at the first line that starts beyond its share."""
     try:
         size = path.stat().st_size
+        if not path.is_file():
+            raise BadInput(f"{path} is no regular file, and a text is read several times; write it into one")
         with path.open("rb") as file:
             if held_out == 0:
                 return _Text(path=path, cut=size, size=size)
@@ -106,6 +112,10 @@ def _publish(texts: Sequence[_Text], tokenizer: Tokenizer, text: str, out: Path,
             _write(beside / f"{part}.tokens", texts, tokenizer, text, part, held_out)
         beside.chmod(0o777 & ~_mask())
         _renamed(beside, out)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise BadInput(f"{out} cannot be written: {error.strerror}; make room, or name another folder") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
