@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import launch_targets as targets
+from trainledger.runtime.launch.failure import died
 from trainledger.runtime.launch.fork import RankFailed, run_forked
 from trainledger.runtime.launch.rank import ORPHANED, Seat, serve
 
@@ -242,3 +243,37 @@ def test_no_rank_survives_its_parent(blow: signal.Signals, tmp_path: Path) -> No
     assert targets.marked_processes(mark) == []
     left = [file.name for file in scratch.iterdir() if not file.name.startswith("torchinductor")]
     assert left == [], "torch makes a cache of its own when it is imported, and nothing else may stay"
+
+
+def test_a_death_says_what_it_is_known_to_come_from() -> None:
+    for number, why in ((signal.SIGKILL, "fewer ranks or smaller shapes"), (signal.SIGBUS, "a file is cut short")):
+        said = str(died(1, 2, -number, ""))
+        assert said.startswith(f"rank 1 of 2 was killed by {number.name}, as the kernel does")
+        assert why in said
+
+
+def test_ranks_whose_server_is_killed_are_ended_and_it_is_said_once(tmp_path: Path) -> None:
+    mark = f"LAUNCH_TEST_MARK={tmp_path}"
+    folder, scratch = tmp_path / "ranks", tmp_path / "scratch"
+    folder.mkdir()
+    scratch.mkdir()
+    with subprocess.Popen(
+        [sys.executable, str(Path(targets.__file__)), str(folder)],
+        env={**os.environ, "LAUNCH_TEST_MARK": str(tmp_path), "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stderr is not None
+        assert parent.stdout.readline() == "running\n"
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        (server,) = (pid for pid in children if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(int(server), signal.SIGKILL)
+        said = parent.stderr.read()
+    assert "was lost: the process that forks ranks ended, as when it is killed or memory runs out" in said
+    assert said.count("Traceback") == 1, "that of the script, which catches nothing"
+    start = time.monotonic()
+    while targets.marked_processes(mark) and time.monotonic() - start < GONE_S:
+        time.sleep(0.05)
+    assert targets.marked_processes(mark) == []

@@ -19,6 +19,15 @@ LINE_LENGTH = 400
 STACK_LINES = 6
 """How much of the stack of a rank that did not end is shown: where it waits, and who called that."""
 
+_WHY: dict[int, str] = {
+    signal.SIGKILL: ", as the kernel does when memory runs out (then fewer ranks or smaller shapes help)",
+    signal.SIGBUS: (
+        ", as the kernel does where a file is cut short that is read in place, such as one of tokens, or where "
+        "/dev/shm is full; leave the files of a run alone while it runs, or make room there"
+    ),
+}
+"""What else is known of a death by a signal."""
+
 _STACK = "(most recent call first):\n"
 
 
@@ -73,8 +82,7 @@ def died(rank: int, world: int, status: int, log: str) -> RankFailed:
     how = (
         f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status} and without a result"
     )
-    if status == -signal.SIGKILL:
-        how += ", as the kernel does when memory runs out (then fewer ranks or smaller shapes help)"
+    how += _WHY.get(-status, "")
     tail = f"; the last it wrote:\n{last_lines(log)}" if log.strip() else ""
     return RankFailed(rank, status, f"rank {rank} of {world} {how}{tail}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,6 +23,9 @@ STACK_S = 0.3
 
 GRACE_S = 0.5
 """Between SIGTERM and SIGKILL."""
+
+LOST = 255
+"""What the standard library says of a process whose server ended first; the process itself may be running."""
 
 LEAVE_S = 10.0
 """Time to leave the process group and exit, after all results are in."""
@@ -79,6 +83,11 @@ class Member:
         if self.failure is not None:
             return raised(rank, world, status, self.failure)
         assert status is not None, f"rank {rank} runs and has not failed"
+        if status == LOST:
+            why = "the process that forks ranks ended, as when it is killed or memory runs out"
+            return RankFailed(
+                rank, status, f"rank {rank} of {world} was lost: {why}; run it again, with fewer ranks then"
+            )
         return died(rank, world, status, self.log())
 
 
@@ -123,6 +132,10 @@ def end(members: Sequence[Member]) -> None:
         if member.exitcode is None:
             member.process.kill()
             member.process.join()
+        elif member.exitcode == LOST and member.process.pid is not None:
+            # once its pipe is closed it would remove the server's folder, which this process removes itself
+            with suppress(ProcessLookupError):
+                os.kill(member.process.pid, signal.SIGKILL)
         member.pipe.close()
 
 
