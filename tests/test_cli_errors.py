@@ -101,6 +101,7 @@ CASES: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "prove fp8": (1, ("prove", "gpt2", "--precision", "fp8-rowwise"), ("[runtime-fp8-layers]", "[in, out]")),
     "prove no steps": (1, ("prove", "gpt2", "--steps", "0"), ("--steps is 0", "between 3 and")),
     "prove a norm": (2, ("prove", "gpt2", "--clip-norm=-1"), ("--clip-norm is -1.0", "0 leaves gradients alone")),
+    "a number beyond": (2, ("prove", "gpt2", "--clip-norm", "1e308"), ("'1e308' has", "an exponent of more than two")),
     "prove no norm": (2, ("prove", "gpt2", "--clip-norm", "inf"), ("'inf' is not a number",)),
     "prove dry elsewhere": (2, ("prove", "gpt2", "--dry", "--cluster-args", "--nnodes=2"), ("--dry", "leave one")),
     "prove open quotes": (2, ("prove", "gpt2", "--cluster-args", "'"), ("close the quotes",)),

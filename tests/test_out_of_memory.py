@@ -15,6 +15,7 @@ from trainledger.adapters.out_of_memory import OutOfMemory, read_message
 from trainledger.errors import BadInput, UnknownName
 from trainledger.reconcile.out_of_memory import Explained, explain, full_of, granted
 from trainledger.service import check
+from trainledger.service.checked import Checked
 from trainledger.service.common import prepared
 from trainledger.service.requests import PlanRequest
 
@@ -96,6 +97,12 @@ def test_colours_and_broken_lines_within_a_message_are_passed_over() -> None:
 def test_a_request_of_nothing_is_of_no_tensor() -> None:
     with pytest.raises(BadInput, match=r"asks for 0 bytes, which no tensor has.*nvidia-smi"):
         read_message(OLD.format("0 bytes", "0 bytes total capacity"))
+
+
+def test_a_plan_is_told_from_a_message_though_its_path_has_spaces(tmp_path: Path) -> None:
+    plan = tmp_path / "my plan.toml"
+    plan.write_text('model = "llama-3-8b"\ngpus = 8\nzero = 3\n')
+    assert isinstance(check.run(check.Request(message=str(plan))), Checked)
 
 
 def test_a_log_of_powershell_is_read_and_settings_are_no_log(tmp_path: Path) -> None:

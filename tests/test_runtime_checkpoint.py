@@ -109,7 +109,9 @@ def test_a_folder_in_which_all_are_damaged_is_no_new_start(judgements: Mapping[s
     assert judgements["nothing is there"] == Judged()
     refused = judgements["all are damaged"].refused
     assert "no checkpoint of" in refused
-    assert refused.count("__1_0.distcp is not as it was written") == len(SAVES)
+    assert refused.count("__1_0.distcp is not as it was written") == 1
+    assert f"{NEWEST}/__1_0.distcp" in refused
+    assert f"; the same holds of {OLDER};" in refused
 
 
 def test_verify_reads_every_file(kept: Kept, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def run(request: Request, *, model: Model | None = None) -> Response | Checked:
         raise UsageError(
             "check needs something to check: PLAN.toml, the flags of a plan (--model ...), or an out-of-memory MESSAGE"
         )
-    if given is None or (given.endswith(SUFFIX) and not any(char.isspace() for char in given)):
+    if given is None or (given.endswith(SUFFIX) and (not _spaced(given) or Path(given).exists())):
         if request.tensor is not None:
             raise UsageError("--tensor is of an out-of-memory message; leave it out, or give the MESSAGE")
         return check_plan(request, model=model)
@@ -189,7 +189,7 @@ def _read(given: str) -> OutOfMemory:
     try:
         return read_message(text)
     except BadInput:
-        if Path(given).suffix not in SETTINGS or any(char.isspace() for char in given):
+        if Path(given).suffix not in SETTINGS or (_spaced(given) and not Path(given).exists()):
             raise
         raise BadInput(
             f"{given} has no out-of-memory message, and is no PLAN file, whose name ends in {SUFFIX}; give what it "
@@ -209,7 +209,7 @@ def _text(given: str) -> str:
         # a message is longer than a name can be
         there = False
     if not there:
-        if not any(char.isspace() for char in given):
+        if not _spaced(given):
             raise BadInput(f"{given}: there is no such file; check the path, or give the message itself in quotes")
         return given
     try:
@@ -220,6 +220,11 @@ def _text(given: str) -> str:
     if not text.strip():
         raise BadInput(f"{given} is empty; give a file that has the message, or the message itself in quotes")
     return text
+
+
+def _spaced(given: str) -> bool:
+    """Whether it has white space, as every message has and few names of files."""
+    return any(char.isspace() for char in given)
 
 
 def _decoded(raw: bytes) -> str:

@@ -20,6 +20,7 @@ MOST_DIGITS = 100
 
 _AT = re.compile(r" - at `\$\.?(.*)`$")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?")
+_LONGER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
@@ -48,6 +49,11 @@ def number(flag: str, text: str) -> float:
     Traceback (most recent call last):
     trainledger.errors.UsageError: --clip-norm: 'nan' is not a number; write one such as 1.0
     """
+    if _NUMBER.fullmatch(text) is None and _LONGER.fullmatch(text) is not None:
+        raise UsageError(
+            f"{flag}: {text[:MOST_DIGITS]!r} has more than 30 digits on a side, or an exponent of more than two; write "
+            "one such as 1.0"
+        )
     if not _NUMBER.fullmatch(text):
         raise UsageError(f"{flag}: {text[:MOST_DIGITS]!r} is not a number; write one such as 1.0")
     return float(text)

@@ -142,7 +142,7 @@ class Checkpoints:
                 self._refused.add(one.manifest.sequence)
         if skipped:
             raise BadInput(
-                f"no checkpoint of {which or self.folder} can be loaded: {'; '.join(why for _, why in skipped)}; "
+                f"no checkpoint of {which or self.folder} can be loaded: {folders.why_none(skipped)}; "
                 "name another one, or start anew in another folder"
             )
         return None

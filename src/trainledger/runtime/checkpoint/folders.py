@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -70,6 +70,23 @@ def _looked_at(path: Path, step: int) -> tuple[Manifest | None, str]:
     except BadInput as error:
         return manifest, str(error)
     return manifest, ""
+
+
+def why_none(passed_over: Sequence[tuple[Path, str]]) -> str:
+    """Why each checkpoint was passed over; where only the folders differ, once for all of them.
+
+    >>> step = Path("step-8"), Path("step-6")
+    >>> why_none([(one, f"{one}/manifest.json is of another model") for one in step])
+    'step-8/manifest.json is of another model; the same holds of step-6'
+    """
+    alike: dict[str, list[tuple[Path, str]]] = {}
+    for path, why in passed_over:
+        alike.setdefault(why.replace(str(path), ""), []).append((path, why))
+    told: list[str] = []
+    for (_, why), *others in alike.values():
+        names = ", ".join(path.name for path, _ in others)
+        told.append(f"{why}; the same holds of {names}" if others else why)
+    return "; ".join(told)
 
 
 def next_sequence(folder: Path) -> int:

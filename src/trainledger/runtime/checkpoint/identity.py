@@ -38,12 +38,12 @@ def model_digest(model: Model, config: Mapping[str, Any]) -> str:
 
 
 def other_keys(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Where two config.json differ, at most four keys of them.
+    """Where two config.json differ, at most four keys of them; those that begin with _ say nothing of a model.
 
     >>> other_keys({"rope_theta": 1e4, "a": 1}, {"rope_theta": 5e5, "a": 1})
     'rope_theta is 10000.0 there and 500000.0 here'
     """
-    differing = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key)]
+    differing = [key for key in sorted({*found, *wanted}) if found.get(key) != wanted.get(key) and key[:1] != "_"]
     told = [f"{key} is {found.get(key)!r} there and {wanted.get(key)!r} here" for key in differing[:4]]
     return "; ".join([*told, f"and {len(differing) - 4} more keys"] if len(differing) > 4 else told)
 

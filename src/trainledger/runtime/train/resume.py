@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from trainledger.errors import BadInput
-from trainledger.runtime.checkpoint.folders import Published, published
+from trainledger.runtime.checkpoint.folders import Published, published, why_none
 from trainledger.runtime.checkpoint.identity import STATES, model_digest, other_keys, other_states
 from trainledger.runtime.checkpoint.manifest import MANIFEST, STATE, Damaged, Manifest, check_hashes, verify
 from trainledger.runtime.train.spec import CHECKPOINTS, TrainSpec
@@ -35,7 +35,7 @@ def check_resume(spec: TrainSpec) -> None:
     folder = Path(spec.out) / CHECKPOINTS
     found = published(folder)
     digest = model_digest(spec.run.model, spec.run.config)
-    passed_over: list[str] = []
+    passed_over: list[tuple[Path, str]] = []
     for one in found:
         why = _other(one, digest, spec)
         if not why:
@@ -45,10 +45,10 @@ def check_resume(spec: TrainSpec) -> None:
                 return
             if not why:
                 raise BadInput(refusal)
-        passed_over.append(why)
+        passed_over.append((one.path, why))
     if found:
         raise BadInput(
-            f"no checkpoint of {folder} can be loaded: {'; '.join(passed_over)}; name another one, or start anew in "
+            f"no checkpoint of {folder} can be loaded: {why_none(passed_over)}; name another one, or start anew in "
             "another folder"
         )
 
