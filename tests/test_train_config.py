@@ -112,9 +112,15 @@ def test_numbers_that_no_flag_can_be_are_refused_in_a_config(tmp_path: Path, val
 
 
 def test_check_asks_of_a_run_what_train_does(tmp_path: Path) -> None:
-    done = run("check", config(tmp_path, run={"keep-last": 0}))
-    assert done.code == 1
-    assert "--keep-last is 0" in done.err
+    for table, key, value in (
+        ("run", "keep-last", 0),
+        ("run", "seed", -1),
+        ("run", "clip-norm", -1.0),
+        ("data", "held-out", 0.9),
+    ):
+        done = run("check", config(tmp_path, **{table: {key: value}}))
+        assert (done.code in (1, 2), done.out) == (True, "")
+        assert f"--{key} is {value}: " in done.err
 
 
 def test_a_text_of_one_line_has_nothing_to_hold_out_and_the_message_says_why(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from trainledger.service.common import Run, resolve
 from trainledger.service.models import find_config
 from trainledger.service.no_effect import check_plan_flags
 from trainledger.service.plan_file import overlay
-from trainledger.service.prove_request import DEFAULTS, Request
+from trainledger.service.prove_request import DEFAULTS, ProgramRequest, Request
 from trainledger.service.shrink import Shrunken, shrink, shrunken
 
 LEAST_STEPS, MOST_STEPS = 3, 1000
@@ -74,6 +74,11 @@ def planned(request: Request, found: Found | None = None) -> Planned:
 def _check(request: Request) -> None:
     check_plan_flags(request)
     between("steps", request.steps, LEAST_STEPS, MOST_STEPS)
+    check_numbers(request)
+
+
+def check_numbers(request: ProgramRequest) -> None:
+    """Refuse a seed and a norm that no run can be told, whoever asks for one."""
     between("seed", request.seed, 0, MOST_SEED)
     if request.clip_norm is not None and request.clip_norm < 0:
         raise UsageError(f"--clip-norm is {request.clip_norm}: a norm is not negative; 0 leaves gradients alone")

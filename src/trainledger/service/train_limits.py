@@ -6,8 +6,10 @@ import msgspec
 
 from trainledger.errors import BadInput, UsageError
 from trainledger.plans.limits import between
+from trainledger.runtime.data.prepare import check_share
 from trainledger.runtime.spec import RunSpec, Scaling
 from trainledger.service.no_effect import check_run_flags
+from trainledger.service.prove_plan import check_numbers
 from trainledger.service.train_request import Request
 
 MOST_STEPS = 10**9
@@ -49,6 +51,9 @@ def check_limits(request: Request) -> None:
         _at_most(name, value, limits.get(name, float("inf")))
     if request.spike_factor is not None and 0 < request.spike_factor <= 1:
         raise UsageError(f"--spike-factor is {request.spike_factor}: a spike is above the median; use 2 or more, or 0")
+    if request.held_out is not None:
+        check_share(request.held_out)
+    check_numbers(request)
     _check_pairs(request)
     check_run_flags(request)
 

@@ -55,10 +55,7 @@ def prepare(texts: Sequence[Path], tokenizer: str, out: Path, *, held_out: float
     Every file is written beside `out` first and the folder is then renamed, so that whoever sees it sees all of it. A
     folder that already holds the tokens of these texts is checked and used; one that holds anything else is refused.
     """
-    if not 0 <= held_out <= MOST_HELD_OUT:
-        raise BadInput(
-            f"--held-out is {held_out}: the share of the text that is held out is between 0 and {MOST_HELD_OUT}"
-        )
+    check_share(held_out)
     if not texts:
         raise BadInput("no text is named to make tokens of; name at least one file")
     encoder = open_tokenizer(tokenizer)
@@ -67,6 +64,14 @@ def prepare(texts: Sequence[Path], tokenizer: str, out: Path, *, held_out: float
     if not out.exists():
         _publish(cut, encoder, text, out, held_out)
     return _found(out, encoder, text, held_out)
+
+
+def check_share(held_out: float) -> None:
+    """Refuse a share that would leave nothing to learn from, or is none."""
+    if not 0 <= held_out <= MOST_HELD_OUT:
+        raise BadInput(
+            f"--held-out is {held_out}: the share of the text that is held out is between 0 and {MOST_HELD_OUT}"
+        )
 
 
 def _cut(path: Path, held_out: float) -> _Text:
