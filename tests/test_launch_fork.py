@@ -215,16 +215,36 @@ def test_a_server_that_ends_before_it_has_forked_is_named(monkeypatch: pytest.Mo
         run_forked(2, targets.environment)
 
 
+def test_a_temporary_folder_with_a_path_too_long_for_a_socket_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 100)
+    folder.mkdir()
+    code = "from launch_targets import environment; from trainledger.runtime.launch.fork import run_forked"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; run_forked(1, environment)"],
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(Path(targets.__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "is too long for one; set TMPDIR to a shorter one, such as /tmp" in done.stderr
+
+
 GONE_S = 10
 """Seconds after which nothing of a run that was killed may be left."""
 
 
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A temporary folder whose path leaves room for that of a socket in it."""
+    with tempfile.TemporaryDirectory(prefix="ranks-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("blow", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.proof)])
-def test_no_rank_survives_its_parent(blow: signal.Signals, tmp_path: Path) -> None:
+def test_no_rank_survives_its_parent(blow: signal.Signals, tmp_path: Path, scratch: Path) -> None:
     mark = f"LAUNCH_TEST_MARK={tmp_path}"
-    folder, scratch = tmp_path / "ranks", tmp_path / "scratch"
+    folder = tmp_path / "ranks"
     folder.mkdir()
-    scratch.mkdir()
     environment = {**os.environ, "LAUNCH_TEST_MARK": str(tmp_path), "TMPDIR": str(scratch)}
     with subprocess.Popen(
         [sys.executable, str(Path(targets.__file__)), str(folder)],
@@ -252,11 +272,10 @@ def test_a_death_says_what_it_is_known_to_come_from() -> None:
         assert why in said
 
 
-def test_ranks_whose_server_is_killed_are_ended_and_it_is_said_once(tmp_path: Path) -> None:
+def test_ranks_whose_server_is_killed_are_ended_and_it_is_said_once(tmp_path: Path, scratch: Path) -> None:
     mark = f"LAUNCH_TEST_MARK={tmp_path}"
-    folder, scratch = tmp_path / "ranks", tmp_path / "scratch"
+    folder = tmp_path / "ranks"
     folder.mkdir()
-    scratch.mkdir()
     with subprocess.Popen(
         [sys.executable, str(Path(targets.__file__)), str(folder)],
         env={**os.environ, "LAUNCH_TEST_MARK": str(tmp_path), "TMPDIR": str(scratch)},

@@ -19,12 +19,16 @@ from multiprocessing.connection import Pipe
 from multiprocessing.util import get_temp_dir
 from typing import TypeVar, TypeVarTuple
 
+from trainledger.errors import BadInput
 from trainledger.runtime.launch.failure import RankFailed
 from trainledger.runtime.launch.rank import Seat, report, serve
 from trainledger.runtime.launch.watch import Member, dismiss, end, gather
 from trainledger.runtime.progress import Progress
 
 __all__ = ["RankFailed", "report", "run_forked"]
+
+TOO_LONG = "AF_UNIX path too long"
+"""What Python says of a socket whose path is longer than the kernel takes."""
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -85,6 +89,13 @@ def _start(seat: Seat, job: bytes, *, in_main: bool) -> Member:
             None,
             f"rank {seat.rank} of {seat.world} was not started: the process that forks ranks ended, as when it is "
             "killed or memory runs out; run it again, with fewer ranks where memory is short",
+        ) from error
+    except OSError as error:
+        if TOO_LONG not in str(error):
+            raise
+        raise BadInput(
+            f"ranks are forked over a socket in the temporary folder, and the path of {get_temp_dir()} is too long for "
+            "one; set TMPDIR to a shorter one, such as /tmp"
         ) from error
     theirs.close()
     return Member(seat, process, ours)  # pyright: ignore[reportArgumentType]  # the type of another platform
