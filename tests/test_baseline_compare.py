@@ -63,6 +63,17 @@ def test_what_is_too_noisy_is_undecided_and_never_accepted() -> None:
     assert (few.verdict, few.low, "--rounds" in few.reason) == ("undecided", None, True)
 
 
+def test_what_is_slower_by_less_than_is_of_interest_is_looked_at_longer_and_not_rejected() -> None:
+    """A layout against itself may come out a few percent slower for ten rounds, of which nobody asked to hear."""
+    a, b = only(baseline(seed=1, steps=5)), only(baseline(seed=2, steps=5, slower=1.06))
+    found = change(a, b, pairs=False, least=0.08, certain=0.9)
+    assert found.low is not None
+    assert found.high is not None
+    assert 1 < found.low < found.estimate < 1.08 < found.high
+    assert found.verdict == "undecided"
+    assert change(a, b, pairs=False, least=0.01, certain=0.9).verdict == "rejected"
+
+
 def test_times_of_two_records_need_the_machine_to_have_been_the_same() -> None:
     busy = only(baseline(seed=3, steps=30, machine=4.0))
     found = change(only(baseline(steps=30)), busy, pairs=False, least=LEAST, certain=CERTAIN)

@@ -105,9 +105,9 @@ def _judged(shift: Shift | None, per_token: float, least: float, machine: float)
     low, high = math.exp(shift.low + per_token), math.exp(shift.high + per_token)
     if high < 1 + least:
         return "accepted", ""
-    if low > 1:
+    if low > 1 and math.exp(shift.estimate + per_token) >= 1 + least:
         return "rejected", ""
-    return "undecided", "no slower, or slower by what is of interest: more rounds decide (--again, --rounds)"
+    return "undecided", "slower by what is of interest, or by less: more rounds decide (--again, --rounds)"
 
 
 def moved(a: Baseline, b: Baseline) -> Iterator[Moved]:
