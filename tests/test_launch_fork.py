@@ -22,6 +22,9 @@ from trainledger.runtime.launch.failure import died
 from trainledger.runtime.launch.fork import RankFailed, run_forked
 from trainledger.runtime.launch.rank import ORPHANED, Seat, serve
 
+SHORT = tempfile.gettempdir()
+"""Where temporary files are before any test says otherwise."""
+
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -226,7 +229,7 @@ def test_a_temporary_folder_with_a_path_too_long_for_a_socket_is_named(tmp_path:
         text=True,
         check=False,
     )
-    assert "is too long for one; set TMPDIR to a shorter one, such as /tmp" in done.stderr
+    assert "is too long for one; set TMPDIR to a folder with a shorter one" in done.stderr
 
 
 GONE_S = 10
@@ -236,7 +239,7 @@ GONE_S = 10
 @pytest.fixture
 def scratch() -> Iterator[Path]:
     """A temporary folder whose path leaves room for that of a socket in it."""
-    with tempfile.TemporaryDirectory(prefix="ranks-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="ranks-", dir=SHORT, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 

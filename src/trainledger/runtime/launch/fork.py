@@ -95,7 +95,7 @@ def _start(seat: Seat, job: bytes, *, in_main: bool) -> Member:
             raise
         raise BadInput(
             f"ranks are forked over a socket in the temporary folder, and the path of {get_temp_dir()} is too long for "
-            "one; set TMPDIR to a shorter one, such as /tmp"
+            "one; set TMPDIR to a folder with a shorter one"
         ) from error
     theirs.close()
     return Member(seat, process, ours)  # pyright: ignore[reportArgumentType]  # the type of another platform
