@@ -15,7 +15,7 @@ from fake_baselines import drawn, rung, spec_of, wrapped
 from trainledger.account.ledger import entry
 from trainledger.account.memory import device_bytes
 from trainledger.checklist import CHECKS
-from trainledger.checklist.reported import ALIASES, MESSAGES, USAGE, WAITS
+from trainledger.checklist.reported import ALIASES, MESSAGES, SETTINGS, USAGE, WAITS
 from trainledger.records.book import opened
 from trainledger.records.record import Baseline
 from trainledger.records.store import write
@@ -78,6 +78,8 @@ def test_every_rule_of_the_ledger_is_explained_and_listed() -> None:
 def test_every_name_under_which_users_report_is_a_rule_or_says_what_it_waits_for() -> None:
     names = [line.split("\t")[0] for line in REPORTED.read_text(encoding="utf-8").splitlines()[1:]]
     rules = {rule.id for rule in RULES} | {one.id for one in CHECKS}
+    assert not set(SETTINGS) & rules
+    rules |= set(SETTINGS)
     homes: list[set[str]] = [rules, set(ALIASES), set(USAGE), set(WAITS), set(MESSAGES)]
     for name in names:
         assert sum(name in home for home in homes) == 1, name
@@ -231,8 +233,8 @@ def test_the_keys_of_the_answer_are_frozen() -> None:
     """A later version may add keys, and takes none away."""
     found = answer("check", "--model", "gpt2", "--gpu", "h100")
     assert list(found) == [
-        "model", "cluster", "accelerator", "profile", "plan", "findings", "ledger", "asked", "budget", "usable_bytes",
-        "assumed", "notes",
+        "model", "cluster", "accelerator", "profile", "plan", "settings", "findings", "ledger", "asked", "budget",
+        "usable_bytes", "assumed", "notes",
     ]  # fmt: skip
     assert list(found["findings"][0]) == ["id", "severity", "message", "knob", "evidence", "source"]
     assert list(found["findings"][0]["evidence"][0]) == ["line", "amount", "unit", "note"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainledger.checklist import CHECKS, Check
-from trainledger.checklist.reported import ALIASES, MESSAGES, USAGE, WAITS
+from trainledger.checklist.reported import ALIASES, MESSAGES, SETTINGS, USAGE, WAITS
 from trainledger.rules import ELSEWHERE, RULES, Rule
 
 INTRO = """# Rules
@@ -61,6 +61,13 @@ These are said of an out-of-memory message:
 |---|---|
 """
 
+OF_SETTINGS = """
+These are said of a file of an engine's or a launcher's own settings, beside the rules of the plan that it makes:
+
+| name | when |
+|---|---|
+"""
+
 WAITING = """
 These cannot be judged from a plan:
 
@@ -78,6 +85,7 @@ def render() -> str:
         (REPORTED, [f"| {name} | `{rule}` |" for name, rule in sorted(ALIASES.items())]),
         (UNSAYABLE, [f"| {name} | {why} |" for name, why in sorted(USAGE.items())]),
         (OF_MESSAGES, [f"| {name} | {when} |" for name, when in sorted(MESSAGES.items())]),
+        (OF_SETTINGS, [f"| `{name}` | {when} |" for name, when in sorted(SETTINGS.items())]),
         (WAITING, [f"| {name} | {waits.needs} | {waits.why} |" for name, waits in sorted(WAITS.items())]),
     )
     return "".join("\n".join((heading.rstrip("\n"), *rows, "")) for heading, rows in sections)

@@ -11,17 +11,22 @@ c10/core/CPUAllocator.cpp; aten/src/ATen/mps/MPSAllocator.mm]:
   DefaultCPUAllocator: can't allocate memory: you tried to allocate 123 bytes.
   MPS backend out of memory (MPS allocated: 17.00 GB, other allocations: ..., max allowed: ...). Tried to allocate ...
 
-CUDA becomes HIP, XPU or another device, and whoever retells a message may write MB for MiB.
+CUDA becomes HIP, XPU, NPU or another device, and whoever retells a message may write MB for MiB. Those of XLA,
+TensorFlow, CuPy and others beside PyTorch are read where they state the size of one request (wordings.py).
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
+from collections.abc import Iterator
 from decimal import Decimal
+from typing import NamedTuple
 
 import msgspec
 
+from trainledger.adapters.wordings import COLOURS, ELSEWHERE, REQUESTS, SHAPED, SIZE, SIZELESS, TYPE_BYTES, XLA
 from trainledger.errors import BadInput
 
 CONTEXT = 4000
@@ -30,51 +35,29 @@ CONTEXT = 4000
 REACH = 1500
 """Characters that a message is at most."""
 
-_SIZE = r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(bytes|[KMGTP]iB|[KMGTP]B|B)\b"
-_REQUEST = re.compile(
-    rf"(?:(?:tried|trying|unable|failed)\s+to\s+allocate|Requested\s*:)\s+(?:more\s+than\s+)?{_SIZE}", re.IGNORECASE
+MOST_FURTHER = 8
+"""Sizes after the first that are answered."""
+
+_DEVICE = re.compile(
+    r"\b(CUDA|HIP|XPU|NPU|MLU|MUSA|MPS|DefaultCPUAllocator)\b|\b(cuda|hip)(?=Malloc|Error)|HIP_(?=ERROR)|(cupy)"
 )
-_COLOURS = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]")
-"""What sets colours and weights on a terminal: rich, ray and loguru write it into the middle of a size."""
-_SIZELESS = re.compile(
-    r"out of memory|OutOfMemoryError|cannot allocate memory|std::bad_alloc|MemoryError", re.IGNORECASE
-)
-_NCCL = (
-    "is NCCL's, whose communicators lie beside PyTorch's allocator and have no size in its messages; leave them room "
-    "with a smaller --mbs, and judge a plan with --reserve '2 GiB' (rule nccl-memory)"
-)
-_CUBLAS = (
-    "is cuBLAS's, whose handles and workspaces need room that PyTorch's allocator has taken; leave it with a smaller "
-    "--mbs, and judge a plan with --reserve '1 GiB'"
-)
-_KILLED = (
-    "is of a process that was killed, as a host does that runs out of memory; `trainledger ledger` with --cluster "
-    "counts what a plan holds there: offloaded states, and what is read and saved (rule host-memory)"
-)
-_ELSEWHERE = {
-    _NCCL: re.compile(r"nccl.*(?:memory|malloc)", re.IGNORECASE | re.DOTALL),
-    _CUBLAS: re.compile(r"CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"),
-    _KILLED: re.compile(r"\bSIGKILL\b|\bsignal 9\b|\b(?:exit|return) ?code\W{1,4}(?:9|137)\b", re.IGNORECASE),
-}
-"""What runs out beside PyTorch's allocator states no size; what it is, and what to ask instead."""
-_DEVICE = re.compile(r"\b(CUDA|HIP|XPU|NPU|MUSA|MPS|DefaultCPUAllocator)\b")
-_INDEX = re.compile(r"\b(?:GPU|device)\s+([0-9]{1,4})\b")
+_INDEX = re.compile(r"\b(?:GPU|NPU|XPU|MLU|device)\s+([0-9]{1,4})\b")
 _FACTS: dict[str, tuple[str, ...]] = {
-    "total": (rf"{_SIZE}\s+total\s+capacity", rf"total\s+capac\w*\s+of\s+{_SIZE}", rf"Device\s+limit\s*:\s*{_SIZE}"),
-    "free": (rf"according\s+to\s+CUDA\)\s*:\s*{_SIZE}", rf"of\s+which\s+{_SIZE}\s+is\s+free", rf"{_SIZE}\s+free"),
+    "total": (rf"{SIZE}\s+total\s+capacity", rf"total\s+capac\w*\s+of\s+{SIZE}", rf"Device\s+limit\s*:\s*{SIZE}"),
+    "free": (rf"according\s+to\s+CUDA\)\s*:\s*{SIZE}", rf"of\s+which\s+{SIZE}\s+is\s+free", rf"{SIZE}\s+free"),
     "allocated": (
-        rf"{_SIZE}\s+already\s+allocated",
-        rf"{_SIZE}\s+is\s+allocated\s+by\s+PyTorch",
-        rf"Currently\s+allocated\s*:\s*{_SIZE}",
-        rf"MPS\s+allocated\s*:\s*{_SIZE}",
+        rf"{SIZE}\s+already\s+allocated",
+        rf"{SIZE}\s+is\s+allocated\s+by\s+PyTorch",
+        rf"Currently\s+allocated\s*:\s*{SIZE}",
+        rf"MPS\s+allocated\s*:\s*{SIZE}",
     ),
-    "reserved": (rf"{_SIZE}\s+reserved\s+in\s+total",),
+    "reserved": (rf"{SIZE}\s+reserved\s+in\s+total",),
     # until release 1.4, cached was what tensors had left
-    "unused": (rf"{_SIZE}\s+is\s+reserved\s+by\s+PyTorch\s+but\s+unallocated", rf"{_SIZE}\s+cached"),
-    "process": (rf"this\s+process\s+has\s+{_SIZE}\s+memory\s+in\s+use",),
-    "allowed": (rf"{_SIZE}\s+allowed", rf"max\s+allowed\s*:\s*{_SIZE}"),
+    "unused": (rf"{SIZE}\s+is\s+reserved\s+by\s+PyTorch\s+but\s+unallocated", rf"{SIZE}\s+cached"),
+    "process": (rf"this\s+process\s+has\s+{SIZE}\s+memory\s+in\s+use",),
+    "allowed": (rf"{SIZE}\s+allowed", rf"max\s+allowed\s*:\s*{SIZE}"),
 }
-_OTHERS = re.compile(rf"Process\s+[0-9]+\s+has\s+{_SIZE}\s+memory\s+in\s+use")
+_OTHERS = re.compile(rf"Process\s+[0-9]+\s+has\s+{SIZE}\s+memory\s+in\s+use")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 
@@ -96,7 +79,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     text       the message on one line
     before     the lines of the log above it, from the last traceback on
-    device     cuda, hip, xpu, npu, musa, mps or cpu
+    device     cuda, hip, xpu, npu, mlu, musa, mps, xla or cpu
     index      which device of the machine
     requested  what was asked for: one reading of its digits, or two where GB may be 1e9 bytes or 2^30
     total, free                  of the device
@@ -128,6 +111,21 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.process - self.reserved, 0)
 
 
+class Further(msgspec.Struct, frozen=True, kw_only=True):
+    """A message after the first of a log that asks for another size; `times` that this one is there."""
+
+    message: OutOfMemory
+    times: int
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message of a text, how often it is repeated, and those that ask for another size, in their order."""
+
+    first: OutOfMemory
+    repeats: int
+    further: tuple[Further, ...]
+
+
 def read_message(text: str) -> OutOfMemory:
     """The first message in a text, which may be a whole log; BadInput where none states a size.
 
@@ -135,21 +133,61 @@ def read_message(text: str) -> OutOfMemory:
     >>> found.requested[0].middle, found.device, found.total
     (824180736, 'cuda', 34080565493)
     """
-    text = _COLOURS.sub("", text)
-    match = _REQUEST.search(text)
-    if match is None:
+    return read_log(text).first
+
+
+def read_log(text: str) -> Log:
+    """Every message of a text; BadInput where none states a size."""
+    text = COLOURS.sub("", text)
+    asked = tuple(_requests(text))
+    if not asked:
         raise BadInput(_unreadable(text))
-    requested = _spans(match[1], match[2])
-    if not any(span.at_most for span in requested):
+    first = _message(text, asked[0])
+    if not any(span.at_most for span in first.requested):
         raise BadInput(
-            f"the message asks for {requested[0].text}, which no tensor has: the card itself could not be used; look "
-            "at it with nvidia-smi, or give the line of another rank"
+            f"the message asks for {first.requested[0].text}, which no tensor has: the card itself could not be used; "
+            "look at it with nvidia-smi, or give the line of another rank"
         )
-    start = _start(text, match.start())
-    following = _REQUEST.search(text, match.end())
-    # a second message of the same log has capacities of its own
-    stop = following.start() if following else len(text)
-    message = text[start : min(stop, match.end() + REACH)]
+    times = Counter((one.digits, one.unit) for one in asked)
+    earliest: dict[tuple[str, str], _Request] = {}
+    for one in asked:
+        earliest.setdefault((one.digits, one.unit), one)
+    size, *others = earliest
+    further = tuple(Further(message=_message(text, earliest[key]), times=times[key]) for key in others[:MOST_FURTHER])
+    return Log(first=first, repeats=times[size] - 1, further=further)
+
+
+class _Request(NamedTuple):
+    """Where a size stands in a text, and the size."""
+
+    start: int
+    end: int
+    digits: str
+    unit: str
+
+
+def _requests(text: str) -> Iterator[_Request]:
+    """Every request with a size, in the order of the text; of two readings of one place that of the exact bytes."""
+    found: dict[int, _Request] = {}
+    for pattern in REQUESTS:
+        for match in pattern.finditer(text):
+            found[match.start()] = _Request(match.start(), match.end(), match[1].replace(",", ""), match[2])
+    for match in SHAPED.finditer(text):
+        nbytes = math.prod(map(int, match[1].split(","))) * TYPE_BYTES[match[2].lower()]
+        found[match.start()] = _Request(match.start(), match.end(), str(nbytes), "bytes")
+    last = -1
+    for start in sorted(found):
+        # one wording may begin inside another
+        if start >= last:
+            yield found[start]
+            last = found[start].end
+
+
+def _message(text: str, asked: _Request) -> OutOfMemory:
+    """What stands around a request, up to the next one of the same log, which has capacities of its own."""
+    start, reach = _start(text, asked.start), asked.end + REACH
+    after = [match.start() for pattern in REQUESTS if (match := pattern.search(text, asked.end, reach)) is not None]
+    message = text[start : min([*after, reach])]
     facts = {name: _fact(patterns, message) for name, patterns in _FACTS.items()}
     others = [_bytes(*found) for found in _OTHERS.findall(message)]
     if facts["reserved"] is None and facts["allocated"] is not None and facts["unused"] is not None:
@@ -162,7 +200,7 @@ def read_message(text: str) -> OutOfMemory:
         before=_before(text, start),
         device=_device(message, text[max(0, start - REACH) : start]),
         index=int(index[1]) if index else None,
-        requested=requested,
+        requested=_spans(asked.digits, asked.unit),
         others=sum(others) if others else None,
         **facts,
     )
@@ -178,10 +216,10 @@ def _start(text: str, at: int) -> int:
 def _unreadable(text: str) -> str:
     """Why a text tells nothing."""
     shown = " ".join(text.split())[:60]
-    for advice, pattern in _ELSEWHERE.items():
+    for advice, pattern in ELSEWHERE.items():
         if pattern.search(text):
             return f"the message {shown!r} {advice}"
-    if _SIZELESS.search(text):
+    if SIZELESS.search(text):
         return (
             f"the message {shown!r} says that memory ran out and not how much was asked for; give the line with "
             "'Tried to allocate ...', or the whole log"
@@ -206,6 +244,11 @@ def _before(text: str, start: int) -> str:
 
 def _device(message: str, before: str) -> str:
     found = _DEVICE.search(message) or _DEVICE.search(before)
+    if found is not None and found[1] is None:
+        # functions of the runtime, and CuPy, which has CUDA alone
+        return "cuda" if found[2] == "cuda" or found[3] else "hip"
+    if found is None and (XLA.search(message) or XLA.search(before)):
+        return "xla"
     if found is None:
         # numpy, and whoever retells: a message that knows no device is of the host where it counts bytes
         return "cuda" if "GPU" in message or "PyTorch" in message else "cpu"

@@ -62,7 +62,6 @@ USAGE: dict[str, str] = {
     "mg-world": "dp is what --gpus leaves over tp x pp x cp: what does not divide is refused as world-divisible",
     "tt-world": "as mg-world, with --dp-replicate and --dp-shard",
     "mg-fp4-fp8": "--precision is one recipe",
-    "ds-fp16-bf16-both": "--precision is one recipe",
     "mg-recompute-selective": "--recompute is one word, and has no method",
     "mg-distribute-saved": "no plan divides saved activations in that way: --sp does",
     "ds-estimator": "it is an engine of its own: --engine deepspeed-estimator",
@@ -74,13 +73,9 @@ WAITS: dict[str, Waits] = {
     "ds-resume-other-dp": Waits("checkpoints", "a plan does not name the checkpoint that it resumes from"),
     "ds-elastic-load": Waits("checkpoints", "as ds-resume-other-dp"),
     "8bit-under-fsdp-version": Waits(_CONFIG, "the release of accelerate is beside that of the engine"),
-    "ds-allgather-bucket-small": Waits(_CONFIG, "allgather_bucket_size is no key of a plan"),
-    "ds-gradient-allreduce-sum": Waits(_CONFIG, "gradient_allreduce_op is no key of a plan"),
     "ds-min-loss-scale": Waits(_CONFIG, "min_loss_scale is no key of a plan"),
     "distopt-overlap": Waits(_CONFIG, "overlap flags are no keys of a plan"),
     "mg-torch-fsdp2": Waits(_CONFIG, "--use-torch-fsdp2 is another engine inside Megatron, without a profile"),
-    "nvme-buffers": Waits(_CONFIG, "a plan offloads to host memory alone"),
-    "zeropp-with-offload": Waits(_CONFIG, "ZeRO++ is no key of a plan"),
     "nccl-p2p-disabled": Waits(_CONFIG, "the environment of a run is no part of a plan"),
     "use-cache-in-training": Waits(
         _CONFIG, "use_cache is a key of the trainer, which turns it off under recomputation"
@@ -97,6 +92,17 @@ WAITS: dict[str, Waits] = {
     "mg-expert-groups": Waits("its kind of model", "groups of a router are not read from configs"),
 }
 """What no plan, ledger or run of this package can judge yet."""
+
+SETTINGS: dict[str, str] = {
+    "ds-allgather-bucket-small": "DeepSpeed's JSON: allgather_bucket_size cuts the gathering after a step into many",
+    "ds-fp16-bf16-both": "DeepSpeed's JSON: fp16.enabled and bf16.enabled",
+    "ds-gradient-allreduce-sum": 'DeepSpeed\'s JSON: gradient_allreduce_op "sum" at stage 3',
+    "ds-unknown-key": "DeepSpeed's JSON: a key that its tables forbid, such as one that is misspelt",
+    "fsdp-wrap": "accelerate's YAML: fsdp_auto_wrap_policy makes other units than blocks",
+    "nvme-buffers": "DeepSpeed's JSON: offload to a disk, which is not counted",
+    "zeropp-with-offload": "DeepSpeed's JSON: ZeRO++ beside offload",
+}
+"""What `check` says of a file of an engine's or launcher's own settings, beside the rules of the plan that it makes."""
 
 MESSAGES: dict[str, str] = {
     "offload-not-active": "check MESSAGE: the card was asked for what the plan keeps in host memory",

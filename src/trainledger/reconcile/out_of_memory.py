@@ -23,6 +23,8 @@ from trainledger.account.memory.reserved.allocator import (
 from trainledger.adapters.out_of_memory import OutOfMemory, Span
 from trainledger.errors import UnknownName
 
+EXACT = ("cpu", "xla")
+"""Where an allocator asks for what a tensor takes: not PyTorch's steps of 2 MiB."""
 MOST_CANDIDATES = 12
 MOST_INVERSIONS = 4
 NEAREST = 3
@@ -183,10 +185,9 @@ def _hint(text: str) -> str:
 
 def _off(message: OutOfMemory, one: Stored) -> float | None:
     """How far what is granted for a storage is from the print; None where it would be printed otherwise."""
-    sizes = (one.amount,) if message.device == "cpu" else (granted(one.amount), one.amount)
     # a storage that shares a segment of the least size tells nothing of itself
-    if message.device != "cpu" and one.amount < OWN_SEGMENT_FROM * UNIT:
-        sizes = (one.amount,)
+    alone = message.device in EXACT or one.amount < OWN_SEGMENT_FROM * UNIT
+    sizes = (one.amount,) if alone else (granted(one.amount), one.amount)
     for span in message.requested:
         for size in sizes:
             if span.at_least <= size <= span.at_most:
@@ -233,11 +234,14 @@ def _nearest(message: OutOfMemory, found: Iterable[Stored]) -> list[Candidate]:
 def _inverted(
     requested: Sequence[Span], found: Iterable[Stored], *, tokens: int, mbs: int, cp: int, seq: int
 ) -> tuple[Inversion, ...]:
-    """Of each number of bytes a token once, what a plan's tokens scale with: the least far from the plan first."""
+    """Of each number of bytes a token once, what a plan's tokens scale with."""
     made: dict[int, Inversion] = {}
+    planned: set[int] = set()
     span = requested[0]
     for one in sorted(found, key=lambda one: not one.name.startswith(one.family)):
         least, most = -(-span.at_least // one.per_token), span.at_most // one.per_token
+        if one.in_plan:
+            planned.add(one.per_token)
         if one.per_token in made or most < 1:
             continue
         middle = span.middle / one.per_token
@@ -253,7 +257,11 @@ def _inverted(
             vocabulary=round(span.middle / (tokens * element)) if one.family == "logits" else None,
             planned_tokens=tokens,
         )
-    ranked = sorted(made.values(), key=lambda inversion: abs(math.log(inversion.tokens_at_most / tokens)))
+    # what the plan makes, and of that the least far from it, first
+    ranked = sorted(
+        made.values(),
+        key=lambda one: (one.per_token not in planned, abs(math.log(one.tokens_at_most / tokens))),
+    )
     return tuple(ranked[:MOST_INVERSIONS])
 
 

@@ -24,6 +24,7 @@ def document(answer: Answer) -> Document:
         BLANK,
         *_storages(answer),
         *_inversions(answer),
+        *_others(answer),
         *_full_of(answer),
         *_moments(answer),
         *notes(answer),
@@ -127,6 +128,32 @@ def _inversions(answer: Answer) -> Document:
     ]
     knobs = dict.fromkeys((one["family"], KNOBS[one["family"]]) for one in made)
     return [table(columns, rows), *_smaller(knobs), BLANK]
+
+
+def _others(answer: Answer) -> Document:
+    """The further messages of the log: of other sizes one by one, of the same size how many."""
+    rows = [
+        [
+            one["requested"],
+            "" if one["index"] is None else str(one["index"]),
+            whole(one["times"]),
+            "nothing that this plan makes has that size" if one["candidate"] is None else _is(one["candidate"]),
+        ]
+        for one in answer["others"]
+    ]
+    found: Document = []
+    if rows:
+        columns = [left("further messages ask for"), Column("GPU"), Column("times"), left("which is")]
+        found.append(table(columns, rows))
+    if answer["repeats"]:
+        count, asked = answer["repeats"], answer["message"]["requested"]
+        more = "messages ask" if count != 1 else "message asks"
+        found.append(Text(f"{whole(count)} more {more} for {asked}"))
+    return [*found, BLANK] if found else []
+
+
+def _is(candidate: Answer) -> str:
+    return f"{_named(candidate)}, {candidate['phase']}"
 
 
 def _full_of(answer: Answer) -> Document:

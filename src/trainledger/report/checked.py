@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainledger.report.document import BLANK, Document, Style, Text
+from trainledger.report.document import BLANK, Document, Style, Text, left, table
 from trainledger.report.words import Answer, notes, on_card, whole
 from trainledger.units import format_bytes
 
@@ -12,7 +12,7 @@ COUNTED = {"refuse": "refusal", "warn": "warning", "advise": "hint"}
 
 def document(answer: Answer) -> Document:
     """The verdict, the plan, the findings, gravest first, and the budget."""
-    found: Document = [_verdict(answer), *on_card(answer)]
+    found: Document = [_verdict(answer), *on_card(answer), *_settings(answer)]
     for finding in answer["findings"]:
         found += [BLANK, *_finding(finding)]
     if not answer["ledger"]:
@@ -20,6 +20,21 @@ def document(answer: Answer) -> Document:
     if answer["budget"] is not None:
         found += [BLANK, *_budget(answer["budget"])]
     return [*found, *notes(answer)]
+
+
+def _settings(answer: Answer) -> Document:
+    """Which keys of a file of settings made the plan, and which change nothing."""
+    read = answer["settings"]
+    if read is None:
+        return []
+    used = [[one["key"], one["value"], one["flag"]] for one in read["used"]]
+    unused = [[one["key"], one["value"], one["why"]] for one in read["unused"]]
+    found: Document = []
+    if used:
+        found += [BLANK, table([left(f"used of {read['path']} ({read['kind']})"), left("value"), left("as")], used)]
+    if unused:
+        found += [BLANK, table([left("not used"), left("value"), left("because it")], unused)]
+    return found
 
 
 def _verdict(answer: Answer) -> Text:

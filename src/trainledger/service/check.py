@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,15 +12,18 @@ import numpy as np
 
 from trainledger.account.memory import Alive, Memory, StageMemory, alive_at, memory_of, stage_memory
 from trainledger.account.memory.answers.storages import storages
-from trainledger.adapters.out_of_memory import OutOfMemory, read_message
+from trainledger.adapters.out_of_memory import Further, Log, OutOfMemory, read_log
 from trainledger.errors import BadInput, UsageError
 from trainledger.facts.model import Model
-from trainledger.reconcile.out_of_memory import Candidate, Inversion, Share, explain, full_of
+from trainledger.inventory.inventory import Inventory
+from trainledger.plans.plan import Plans
+from trainledger.reconcile.out_of_memory import Candidate, Explained, Inversion, Share, explain, full_of
 from trainledger.service.checked import Checked, check_plan
 from trainledger.service.common import Note, Run, notes, prepared
 from trainledger.service.ledger import Engine, PlanDegrees, engine_of, plan_degrees
 from trainledger.service.plan_file import SUFFIX, overlay
 from trainledger.service.requests import ANSWER, INPUT, MODEL, RUN, PlanRequest, Switch, flag
+from trainledger.service.settings import is_model, names_settings
 from trainledger.units import format_bytes
 
 FOUND = 5
@@ -45,8 +49,8 @@ class Request(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
     message: Annotated[
         str | None,
         flag(
-            "A PLAN file or a CONFIG (.toml) to check; or an out-of-memory message in quotes, or a file that has one, "
-            "such as a log: the first one in it.",
+            "A PLAN file or a CONFIG (.toml) to check; DeepSpeed's JSON, accelerate's YAML or torchtitan's TOML; or an "
+            "out-of-memory message in quotes, or a file that has one, such as a log.",
             "PLAN|MESSAGE",
             group=INPUT,
             positional=True,
@@ -87,6 +91,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: int | None
 
 
+class Other(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of the same log that asks for another size; `candidate` is what most likely asked, null where none."""
+
+    requested: str
+    at_least: int
+    at_most: int
+    index: int | None
+    times: int
+    candidate: Candidate | None
+
+
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """A place of the plan's step, what is allocated there, and what that is, largest first."""
 
@@ -99,6 +114,8 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """Which storages of the plan have the size that was asked for, and what memory was full of.
 
+    repeats      how many further messages of the log ask for the same
+    others       those that ask for another size
     full_of      what the message says that the device held
     candidates   storages of the size that was asked for: those that the traceback speaks of first, then those that the
                  plan as given makes, each by how exactly it has the size
@@ -114,6 +131,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     profile: Engine
     plan: PlanDegrees
     message: Asked
+    repeats: int
+    others: tuple[Other, ...]
     full_of: tuple[Share, ...]
     named: str
     candidates: tuple[Candidate, ...]
@@ -139,7 +158,7 @@ def run(request: Request, *, model: Model | None = None) -> Response | Checked:
         raise UsageError(
             "check needs something to check: PLAN.toml, the flags of a plan (--model ...), or an out-of-memory MESSAGE"
         )
-    if given is None or (given.endswith(SUFFIX) and (not _spaced(given) or Path(given).exists())):
+    if given is None or _planned(given):
         if request.tensor is not None:
             raise UsageError("--tensor is of an out-of-memory message; leave it out, or give the MESSAGE")
         return check_plan(request, model=model)
@@ -148,18 +167,11 @@ def run(request: Request, *, model: Model | None = None) -> Response | Checked:
 
 def explained(request: Request, given: str, *, model: Model | None = None) -> Response:
     """Which storages of the plan have the size that a message asks for."""
-    message = _read(given)
+    log = _read(given)
+    message = log.first
     run, plans, inventory = prepared(overlay(request), model=model)
-    row = plans.row(0)
-    found = explain(
-        message,
-        storages(inventory, plans),
-        tensor=request.tensor or "",
-        tokens=int(plans.tokens(run.setting.workload.seq)[0]),
-        mbs=row["mbs"],
-        cp=row["cp"],
-        seq=run.setting.workload.seq,
-    )
+    explains = _explainer(run, plans, inventory)
+    found = explains(message, request.tensor or "")
     stages = stage_memory(inventory, plans)
     memory, usable = memory_of(inventory, plans, stages), run.usable_bytes
     device = memory.meters.get("device", memory.meters["allocated"]).estimate
@@ -169,6 +181,8 @@ def explained(request: Request, given: str, *, model: Model | None = None) -> Re
         profile=engine_of(run),
         plan=plan_degrees(run, plans),
         message=_asked(message),
+        repeats=log.repeats,
+        others=tuple(_other(one, explains(one.message, "")) for one in log.further),
         full_of=full_of(message),
         named=found.named,
         candidates=found.candidates,
@@ -183,17 +197,57 @@ def explained(request: Request, given: str, *, model: Model | None = None) -> Re
     )
 
 
-def _read(given: str) -> OutOfMemory:
+def _explainer(run: Run, plans: Plans, inventory: Inventory) -> Callable[[OutOfMemory, str], Explained]:
+    """What a message comes to under the plan, whose storages are listed once; the text names a tensor."""
+    stored, row, seq = storages(inventory, plans), plans.row(0), run.setting.workload.seq
+    tokens = int(plans.tokens(seq)[0])
+
+    def explains(message: OutOfMemory, tensor: str) -> Explained:
+        return explain(message, stored, tensor=tensor, tokens=tokens, mbs=row["mbs"], cp=row["cp"], seq=seq)
+
+    return explains
+
+
+def _other(one: Further, found: Explained) -> Other:
+    asked = one.message.requested
+    return Other(
+        requested=asked[0].text,
+        at_least=min(span.at_least for span in asked),
+        at_most=max(span.at_most for span in asked),
+        index=one.message.index,
+        times=one.times,
+        candidate=found.candidates[0] if found.candidates else None,
+    )
+
+
+def _planned(given: str) -> bool:
+    """Whether it names a plan: a PLAN file, or settings of an engine or a launcher, which make one."""
+    if given.endswith(SUFFIX):
+        return not _spaced(given) or Path(given).exists()
+    return Path(given).suffix in SETTINGS and _there(given) and names_settings(given)
+
+
+def _there(given: str) -> bool:
+    """Whether it is a file, a pipe among them; a message is longer than a name can be."""
+    try:
+        return Path(given).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _read(given: str) -> Log:
     """The message; settings of another program, which have none, are told from a log."""
     text = _text(given)
     try:
-        return read_message(text)
+        return read_log(text)
     except BadInput:
-        if Path(given).suffix not in SETTINGS or (_spaced(given) and not Path(given).exists()):
+        if Path(given).suffix not in SETTINGS or (_spaced(given) and not _there(given)):
             raise
+        if is_model(given):
+            raise BadInput(f"{given} is a model's config; give it as --model, with the flags of the plan") from None
         raise BadInput(
-            f"{given} has no out-of-memory message, and is no PLAN file, whose name ends in {SUFFIX}; give what it "
-            "says as flags (`trainledger check --help`), or write it into one"
+            f"{given} has no out-of-memory message, and is neither DeepSpeed's JSON, accelerate's YAML nor a PLAN "
+            f"file, whose name ends in {SUFFIX}; give what it says as flags (`trainledger check --help`)"
         ) from None
 
 
@@ -202,13 +256,7 @@ def _text(given: str) -> str:
     if not given.strip():
         raise BadInput("MESSAGE is empty; give the text of the error in quotes, or a file that has it")
     path = Path(given)
-    try:
-        # a pipe is read like a file
-        there = path.exists()
-    except (OSError, ValueError):
-        # a message is longer than a name can be
-        there = False
-    if not there:
+    if not _there(given):
         if not _spaced(given):
             raise BadInput(f"{given}: there is no such file; check the path, or give the message itself in quotes")
         return given

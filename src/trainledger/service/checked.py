@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from trainledger.adapters.settings import Conflict, Settings, Unused, Used
 from trainledger.checklist import CHECKS, Account, Check, Evidence, Told
 from trainledger.checklist.told import Budget, budget
 from trainledger.errors import BadInput, MissingFact, UsageError
@@ -18,9 +19,10 @@ from trainledger.rules.rule import Finding as Broken
 from trainledger.rules.rule import Severity
 from trainledger.service.common import Note, Run, notes, single_plan
 from trainledger.service.ledger import Engine, PlanDegrees, engine_of, plan_degrees
-from trainledger.service.plan_file import SUFFIX, merged, read_config
+from trainledger.service.plan_file import SUFFIX, merged, overlay, read_config
 from trainledger.service.prove_request import DEFAULTS
 from trainledger.service.requests import PlanRequest
+from trainledger.service.settings import names_settings, with_settings
 
 if TYPE_CHECKING:
     from trainledger.service.check import Request
@@ -55,10 +57,20 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
+class Read(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of settings: the keys that made the plan, and those that change nothing, with the reason."""
+
+    path: str
+    kind: str
+    used: tuple[Used, ...]
+    unused: tuple[Unused, ...]
+
+
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """What stands against a plan, gravest first.
 
     plan     null where a word of it is not the engine's
+    settings the file of an engine's or launcher's own settings that the plan is from; null without one
     ledger   whether the rules that need a ledger were asked: a plan that is refused has none
     asked    how many rules were asked
     budget   what the run takes at least; null where the ledger was not asked
@@ -69,6 +81,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str | None
     profile: Engine
     plan: PlanDegrees | None
+    settings: Read | None
     findings: tuple[Finding, ...]
     ledger: bool
     asked: int
@@ -91,12 +104,22 @@ class Stands(NamedTuple):
     asked: tuple[Rule, ...]
     found: tuple[Finding, ...]
     account: Account | None
+    settings: Settings | None
+
+
+class Asked(NamedTuple):
+    """The plan, what a CONFIG says of its run, and the settings that it is from; None where there is none."""
+
+    plan: PlanRequest
+    trained: Trained | None = None
+    settings: Settings | None = None
 
 
 def check_plan(request: Request, *, model: Model | None = None) -> Checked:
     """Every rule about the plan that PLAN, CONFIG or the flags make."""
-    run, plans, asked, found, account = stands(request, model=model)
-    more = () if account is None else [judged(check, account) for check in CHECKS]
+    run, plans, asked, found, account, settings = stands(request, model=model)
+    said = {one.id for one in found}
+    more = () if account is None else [judged(check, account) for check in CHECKS if check.id not in said]
     every = [*found, *(finding for finding in more if finding is not None)]
     return Checked(
         model=run.setting.model.name,
@@ -104,6 +127,9 @@ def check_plan(request: Request, *, model: Model | None = None) -> Checked:
         accelerator=run.accelerator,
         profile=engine_of(run),
         plan=plan_degrees(run, plans) if len(asked) > len(WORDS) else None,
+        settings=None
+        if settings is None
+        else Read(path=settings.path, kind=settings.kind, used=settings.used, unused=settings.unused),
         findings=tuple(sorted(every, key=lambda one: ORDER[one.severity])),
         ledger=account is not None,
         asked=len(asked) + len(more),
@@ -116,18 +142,19 @@ def check_plan(request: Request, *, model: Model | None = None) -> Checked:
 
 def stands(request: Request, *, model: Model | None = None) -> Stands:
     """The plan as its own words and sizes let it stand."""
-    plan, trained = _asked(request)
+    plan, trained, settings = _asked(request, model)
     run, plans = single_plan(plan, model=model)
     asked, broken = WORDS, _broken_of(WORDS, run, plans)
     if not any(one.severity == "refuse" and one.rule not in CARD for one in broken):
         asked = tuple(rule for rule in RULES if _concerns(rule, trained=trained is not None))
         broken = _broken_of(asked, run, plans)
-    found = tuple(map(_finding, broken))
+    own = () if settings is None else tuple(map(_conflict, settings.conflicts))
+    found = (*own, *map(_finding, broken))
     account = None
     if not any(one.severity == "refuse" for one in found):
-        told = _told(request, trained, run, plans)
+        told = _told(request, trained, settings, run, plans)
         account = Account(inventory=Inventory(run.setting), plans=plans, told=told)
-    return Stands(run, plans, asked, found, account)
+    return Stands(run, plans, asked, found, account, settings)
 
 
 def _broken_of(rules: tuple[Rule, ...], run: Run, plans: Plans) -> list[Broken]:
@@ -150,13 +177,16 @@ def _notes(run: Run, plans: Plans) -> tuple[Note, ...]:
     return tuple(note for note in notes(run, plans) if note.rule not in ids)
 
 
-def _asked(request: Request) -> tuple[PlanRequest, Trained | None]:
-    """The plan, and what a CONFIG says of its run: None where nothing is to be trained by this package."""
+def _asked(request: Request, model: Model | None) -> Asked:
+    """The plan that flags, a file of settings, a PLAN file or a CONFIG make."""
     fields = {name: getattr(request, name) for name in PlanRequest.__struct_fields__}
     over = PlanRequest(**fields)
     path = request.message if request.message is not None else request.model
+    if request.message is not None and names_settings(request.message):
+        plan, settings = with_settings(overlay(over), request.message, model=model)
+        return Asked(plan, settings=settings)
     if path is None or not path.endswith(SUFFIX):
-        return over, None
+        return Asked(over)
     if request.message is not None and request.model is not None and request.model.endswith(SUFFIX):
         raise UsageError(f"{request.message} and --model {request.model} are two PLAN files; leave one of them out")
     given, tables = read_config(path)
@@ -164,7 +194,7 @@ def _asked(request: Request) -> tuple[PlanRequest, Trained | None]:
         over = msgspec.structs.replace(over, model=None)
     asked = merged(given, over)
     if not tables:
-        return asked, None
+        return Asked(asked)
     from trainledger.service.train_config import configured
     from trainledger.service.train_limits import check_limits
     from trainledger.service.train_request import Request as TrainRequest
@@ -172,7 +202,7 @@ def _asked(request: Request) -> tuple[PlanRequest, Trained | None]:
     unsaid = {name: value for name, value in DEFAULTS.items() if getattr(asked, name) is None}
     trained = configured(TrainRequest(model=path))
     check_limits(trained)
-    return msgspec.structs.replace(asked, **unsaid), trained
+    return Asked(msgspec.structs.replace(asked, **unsaid), trained)
 
 
 def _concerns(rule: Rule, *, trained: bool) -> bool:
@@ -198,6 +228,18 @@ def _finding(one: Broken) -> Finding:
     )
 
 
+def _conflict(one: Conflict) -> Finding:
+    """What the settings themselves break."""
+    return Finding(
+        id=one.id,
+        severity=one.severity,
+        message=one.message,
+        knob=one.knob,
+        evidence=one.evidence,
+        source=one.source,
+    )
+
+
 def judged(check: Check, account: Account) -> Finding | None:
     """What one rule of the ledger says."""
     found = check.found(account)
@@ -213,13 +255,14 @@ def judged(check: Check, account: Account) -> Finding | None:
     )
 
 
-def _told(request: Request, trained: Trained | None, run: Run, plans: Plans) -> Told:
-    """What the flags say, and where they are silent the [run] of a CONFIG."""
+def _told(request: Request, trained: Trained | None, settings: Settings | None, run: Run, plans: Plans) -> Told:
+    """What the flags say, and where they are silent the [run] of a CONFIG or the file of settings."""
+    beside = {} if settings is None else settings.told
 
     def number(name: str) -> float | None:
         value = getattr(request, name)
         if value is None:
-            value = getattr(trained, name, None)
+            value = getattr(trained, name, beside.get(name))
         if value is not None and not value > 0:
             raise BadInput(f"--{name.replace('_', '-')} is {value:g}: it must be above 0; write a larger number")
         return value
@@ -232,7 +275,9 @@ def _told(request: Request, trained: Trained | None, run: Run, plans: Plans) -> 
     book, baselines = _baselines(request.book, run, plans)
     return Told(
         learning_rate=number("learning_rate"),
-        loss_scaling=None if request.loss_scaling is None else request.loss_scaling == "on",
+        loss_scaling=bool(beside.get("loss_scaling")) or None
+        if request.loss_scaling is None
+        else request.loss_scaling == "on",
         initial_scale=number("initial_scale"),
         tokens=None if tokens is None else int(tokens),
         usd_per_gpu_hour=number("usd_per_gpu_hour"),

@@ -65,6 +65,9 @@ FAMILY_FILES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 _FILE_OF = {model_type: file for file, model_types in FAMILY_FILES for model_type in model_types}
 
+_OF_DEEPSPEED = ("zero_optimization", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+"""Keys that a model's config has none of, and DeepSpeed's settings have."""
+
 _BYTES_PER_ELEMENT = 64
 """What `PRODUCT_LIMIT` allows for each element: more than any mix of states keeps."""
 
@@ -140,6 +143,11 @@ def _family_by_class(config: Mapping[str, Any], name: str) -> Family:
             family = family_of(model_type)
             if wanted in family.architectures:
                 return family
+    if any(key in config for key in _OF_DEEPSPEED):
+        raise BadInput(
+            f"{name} is DeepSpeed's settings and no model's config; `trainledger check {name} --model MODEL` reads it, "
+            "with --gpus and what the trainer is told"
+        )
     raise BadInput(
         f"{name}: there is no model_type, and architectures ({shown(classes)}) names no class that is known; "
         f'add "model_type": one of {", ".join(model_types())}, or --set model_type=NAME'
