@@ -196,6 +196,7 @@ def test_more_ranks_than_memory_are_refused_before_any_starts(tmp_path: Path) ->
     done = run("baseline", "run", "llama-3.1-405b", "--seq", "64", "--ranks", "1,2", "--book", book)
     assert (done.code, done.out) == (1, "")
     assert "[runtime-host-memory]" in done.err
+    assert "or --shrink, which makes the model small first" in done.err
 
 
 def test_the_default_book_is_in_the_users_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

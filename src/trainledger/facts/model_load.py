@@ -17,7 +17,7 @@ import msgspec
 
 from trainledger.errors import BadInput, UnknownName
 from trainledger.facts.families import family_for, model_from_config
-from trainledger.facts.families.keys import shown
+from trainledger.facts.families.keys import IDLE, shown
 from trainledger.facts.model import Model
 from trainledger.facts.presets import aliases, find_preset, preset_config, preset_names, preset_source
 
@@ -71,7 +71,7 @@ def load_with_config(name_or_path: str, *, overrides: Mapping[str, str] | None =
     notes = [f"set by hand: {', '.join(f'{key}={value}' for key, value in changes.items())}"]
     idle = sorted(set(changes) & family_for(config, found.where).ignored_keys - {"model_type", "architectures"})
     if idle:
-        notes.append(f"set by hand, but no shape depends on it: {', '.join(idle)}")
+        notes.append(f"{IDLE_NOTE}: {', '.join(idle)}")
     return config, msgspec.structs.replace(model, notes=(*notes, *model.notes))
 
 
@@ -97,6 +97,20 @@ def load_config(path: str | Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not UTF-8 text (byte {error.start}); give a config.json as text") from error
     return parse_config(text, where=str(path))
+
+
+IDLE_NOTE = "set by hand, but no shape depends on it"
+"""How the note begins on a change that only a run sees."""
+SET_ALL_THE_SAME = frozenset(("model_type", "architectures", "initializer_range", "init_std", "init_method"))
+"""Of the keys that change nothing in a forward pass, those that choose the family, or how a new model starts."""
+INSTEAD: dict[str, tuple[str, ...]] = {
+    "give --precision": ("torch_dtype", "dtype", "fp16", "bf16", "torch_dtype_str", "use_bfloat16"),
+    "give --seq": ("seq_length", "max_sequence_length", "model_max_length", "max_length"),
+    "give --recompute": ("gradient_checkpointing",),
+    "give --attention": ("attn_implementation", "use_flash_attn", "flash_attn", "use_flash_attention"),
+    "give --qlora": ("quantization_config", "is_quantized"),
+}
+"""Flags that say what such a key is believed to say."""
 
 
 def parse_config(text: str, *, where: str) -> dict[str, Any]:
@@ -233,6 +247,7 @@ def _override(config: dict[str, Any], changes: Mapping[str, str], where: str) ->
     spellings = {alias: name for name, key in family.keys.items() for alias in (name, *key.aliases)}
     known = set(spellings) | family.ignored_keys | set(family.fixed_keys)
     for key, text in changes.items():
+        _refuse_idle(key, text, config)
         if key not in known and key not in config:
             raise UnknownName(
                 f"key of a {family.name} config, so --set cannot change it",
@@ -250,6 +265,14 @@ def _override(config: dict[str, Any], changes: Mapping[str, str], where: str) ->
         else:
             out[key] = value
     return out
+
+
+def _refuse_idle(key: str, text: str, config: Mapping[str, Any]) -> None:
+    """Refuse a change that nothing reads, neither a shape nor a forward pass: who makes it believes that it counts."""
+    if key not in IDLE - SET_ALL_THE_SAME or (text == "null" and key in config):
+        return
+    knob = next((flag for flag, keys in INSTEAD.items() if key in keys), "leave it out")
+    raise BadInput(f"--set {key}={text} would change nothing: no shape and no forward pass here reads {key}; {knob}")
 
 
 def _value(text: str) -> object:

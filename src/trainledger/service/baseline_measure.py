@@ -55,7 +55,8 @@ def ready(rungs: Sequence[Planned], words: tuple[str, ...] | None, timeout_s: in
         predictions = Predictions(plan, check_runtime(plan), forked=words is None)
         how = how_to_run(predictions.ranks, predictions.held_bytes, words, timeout_s)
         if words is None:
-            check_host_memory(ranks_of(plan), how.rank_bytes)
+            knob = "" if plan.shrunken is not None else "--shrink, which makes the model small first"
+            check_host_memory(ranks_of(plan), how.rank_bytes, knob=knob)
         found.append(Ready(plan, predictions, how))
     return tuple(found)
 

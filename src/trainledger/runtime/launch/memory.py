@@ -9,15 +9,18 @@ from trainledger.errors import Refused
 from trainledger.units import format_bytes
 
 
-def check_host_memory(ranks: int, rank_bytes: int, available_bytes: int | None = None) -> None:
-    """Refuse `ranks` processes of `rank_bytes` each where less is available (default: on this machine, now)."""
+def check_host_memory(ranks: int, rank_bytes: int, available_bytes: int | None = None, *, knob: str = "") -> None:
+    """Refuse `ranks` processes of `rank_bytes` each where less is available (default: on this machine, now).
+
+    `knob` is what else whoever asks can turn.
+    """
     available = host_available_bytes() if available_bytes is None else available_bytes
     if ranks * rank_bytes > available:
         raise Refused(
             "runtime-host-memory",
             f"{ranks} ranks on this machine need {format_bytes(ranks * rank_bytes)} ({format_bytes(rank_bytes)} each), "
             f"and {format_bytes(available)} of its memory are available; use fewer ranks (tp, pp, cp, dp) or smaller "
-            "shapes (layers, hidden size, seq, mbs)",
+            f"shapes (layers, hidden size, seq, mbs){knob and f', or {knob}'}",
         )
 
 

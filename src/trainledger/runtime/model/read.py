@@ -8,7 +8,7 @@ from typing import Any
 
 from trainledger.errors import Refused
 from trainledger.facts.families import family_for
-from trainledger.facts.families.keys import names
+from trainledger.facts.families.keys import IDLE, names
 from trainledger.facts.model import Model
 from trainledger.facts.semantics import MoeRule, RotaryRule, Semantics
 from trainledger.runtime.model.config import Config
@@ -50,33 +50,6 @@ READERS: dict[str, str] = {
     "starcoder2": "starcoder2",
 }
 """Which file of `families/` reads a family's rules."""
-
-IDLE = names(
-    """architectures model_type transformers_version torch_dtype dtype output_hidden_states output_attentions
-    return_dict use_return_dict torchscript use_bfloat16 tf_legacy_loss chunk_size_feed_forward is_decoder id2label
-    label2id num_labels problem_type finetuning_task task_specific_params tokenizer_class prefix bos_token_id
-    eos_token_id pad_token_id sep_token_id decoder_start_token_id unk_token_id mask_token_id cls_token_id
-    name_or_path attn_implementation experts_implementation gradient_checkpointing auto_map custom_pipelines
-    base_model_tp_plan base_model_pp_plan pretraining_tp""",
-    # generation
-    """use_cache max_length max_new_tokens min_length min_new_tokens do_sample early_stopping num_beams
-    num_beam_groups diversity_penalty temperature top_k top_p typical_p epsilon_cutoff eta_cutoff repetition_penalty
-    length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences
-    output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
-    exponential_decay_length_penalty suppress_tokens begin_suppress_tokens cache_implementation num_logits_to_keep
-    logits_to_keep generation_config assistant_early_exit""",
-    # how weights start, and dropout, which is never applied
-    """initializer_range init_std init_method attention_dropout hidden_dropout hidden_dropout_prob
-    attention_probs_dropout_prob resid_pdrop embd_pdrop attn_pdrop dropout activation_dropout embedding_dropout
-    residual_dropout classifier_dropout embd_drop attn_drop resid_drop quantization_config""",
-    # auxiliary losses and noise of routers, which are never added
-    "output_router_logits router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux ep_size",
-    # what training and packaging tools leave behind
-    """unsloth_version unsloth_fixed unsloth_training_args transformers.js_config use_flash_attn flash_attn
-    use_flash_attention fp16 bf16 seq_length max_sequence_length model_max_length training_args torch_dtype_str
-    is_llama_config is_quantized neftune_noise_alpha""",
-)
-"""Keys that change nothing in a forward pass, whatever the family."""
 
 ROUTERS = names("n_group topk_group topk_method norm_topk_prob routed_scaling_factor scoring_func")
 """Keys that change nothing where no layer routes tokens."""
