@@ -1,4 +1,8 @@
-"""What PyTorch's FSDP of flat parameters has alive on one of several ranks, of which the others are fake."""
+"""What PyTorch's FSDP of flat parameters has alive on one of several ranks, of which the others are fake.
+
+Adapters stand beside frozen weights in 16 bits as peft puts them, and are wrapped by its policy: a decoder layer, and
+inside it each module without children whose weight trains. [peft: utils/other.py fsdp_auto_wrap_policy]
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -29,8 +34,9 @@ SIZES: dict[str, object] = {
     "head_dim": 16,
     "num_hidden_layers": 4,
 }
-Case = tuple[int, str, bool, int, int]
-"""zero_stage, dtype of reductions ("": no mixed precision), tied or not, micro-batches, vocabulary."""
+TARGETS = ("q_proj", "v_proj")
+Case = tuple[int, str, bool, int, int, int]
+"""zero_stage, dtype of reductions ("": no mixed precision), tied or not, micro-batches, vocabulary, adapters' rank."""
 Found = tuple[int, int, dict[str, tuple[int, int]]]
 """Most bytes alive in a step, bytes between steps, and calls and bytes handed over by operation."""
 
@@ -38,6 +44,50 @@ Found = tuple[int, int, dict[str, tuple[int, int]]]
 def overrides(case: Case) -> dict[str, object]:
     """The sizes of the model of a case."""
     return {**SIZES, "tie_word_embeddings": case[2], "vocab_size": case[4]}
+
+
+class Adapted(nn.Module):
+    """A frozen matrix and a low rank beside it. [peft: tuners/lora/layer.py Linear]"""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.lora_a = nn.Linear(base.in_features, rank, bias=False)
+        self.lora_b = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X [tokens, in] to [tokens, out]."""
+        result = self.base(x)
+        return result + self.lora_b(self.lora_a(x)) * 2.0
+
+
+class WithLoss(nn.Module):
+    """A model that gives its loss, so that its backward begins inside the root."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy in fp32."""
+        logits = self.decoder(tokens)
+        return functional.cross_entropy(logits.view(labels.numel(), -1).float(), labels)
+
+
+def _adapt(decoder: nn.Module, rank: int, frozen: torch.dtype) -> None:
+    """Freeze what is there, in the dtype of the model's products, and put adapters beside it."""
+    decoder.to(frozen).requires_grad_(requires_grad=False)
+    for block in [module for module in decoder.modules() if isinstance(module, Block)]:
+        for name, module in list(block.named_modules()):
+            if name.rsplit(".", 1)[-1] in TARGETS and isinstance(module, nn.Linear):
+                parent, last = name.rsplit(".", 1)
+                setattr(block.get_submodule(parent), last, Adapted(module, rank))
+
+
+def _policy(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    leaf = not list(module.children()) and weight is not None and weight.requires_grad
+    return isinstance(module, Block) or leaf
 
 
 def measured(_rank: int, cases: list[Case]) -> list[Found]:
@@ -69,29 +119,28 @@ def _wrapped(case: Case) -> tuple[FullyShardedDataParallel, torch.optim.Optimize
     config, facts = load_with_config("llama-3-8b", overrides={k: str(v).lower() for k, v in overrides(case).items()})
     decoder = build_decoder(facts, config)
     init_weights(decoder, 0)
+    if case[5]:
+        _adapt(decoder, case[5], torch.bfloat16 if case[1] else torch.float32)
     how: dict[str, Any] = {}
     if case[1]:
         reduce = getattr(torch, case[1])
         how["mixed_precision"] = MixedPrecision(torch.bfloat16, reduce_dtype=reduce, buffer_dtype=torch.bfloat16)
     model = FullyShardedDataParallel(
-        decoder,
+        WithLoss(decoder),
         sharding_strategy=ShardingStrategy.FULL_SHARD if case[0] == 3 else ShardingStrategy.SHARD_GRAD_OP,
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        auto_wrap_policy=CustomPolicy(_policy) if case[5] else ModuleWrapPolicy({Block}),
         device_id=torch.device("cpu"),
         use_orig_params=True,
         **how,
     )
-    return model, torch.optim.AdamW(model.parameters(), fused=True)
+    return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
 
 
 def _step(model: FullyShardedDataParallel, optimizer: torch.optim.Optimizer, case: Case) -> None:
-    batches, vocabulary = case[3], case[4]
+    batches, vocabulary = case[3:5]
     for index in range(batches):
         with nullcontext() if index == batches - 1 else model.no_sync():
             tokens, labels = torch.randint(vocabulary, (1, SEQ)), torch.randint(vocabulary, (SEQ,))
-            logits = model(tokens)
-            loss = functional.cross_entropy(logits.view(-1, vocabulary).float(), labels)
-            del logits
-            loss.backward()
+            model(tokens, labels).backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -10,7 +10,7 @@ import pytest
 from flat_runs import RANKS, SEQ, Case, Found, measured, overrides
 from strategies import calls_of, held, llama, one_call, plan_of, setting_of
 from trainledger.account.memory.engines.fsdp1 import Fsdp1
-from trainledger.account.memory.reserved.replay import reserved_of
+from trainledger.account.memory.reserved.replay import events_of, reserved_of
 from trainledger.account.memory.stage import stage_memory
 from trainledger.account.shares import shares
 from trainledger.facts.model_load import load_model
@@ -22,10 +22,13 @@ from trainledger.runtime.launch.fork import run_forked
 
 EMBEDDING, BLOCK, FINAL = 0, 1, 2
 CASES: list[Case] = [
-    (3, "float32", False, 1, 4096),
-    (3, "bfloat16", False, 2, 300),
-    (2, "float32", False, 2, 300),
-    (3, "", False, 1, 300),
+    (3, "float32", False, 1, 4096, 0),
+    (3, "bfloat16", False, 2, 300, 0),
+    (2, "float32", False, 2, 300, 0),
+    (3, "", False, 1, 300, 0),
+    (3, "", False, 1, 300, 2),
+    (3, "bfloat16", False, 1, 4096, 2),
+    (2, "bfloat16", False, 1, 300, 2),
 ]
 
 
@@ -45,7 +48,7 @@ def around_our_decoder(case: Case) -> Setting:
         grad_dtype="fp32" if case[1] == "float32" else "",
     )
     model = load_model("llama-3-8b", overrides={key: str(value).lower() for key, value in overrides(case).items()})
-    setting = make_setting(model, Workload(seq=SEQ), scenario)
+    setting = make_setting(model, Workload(seq=SEQ, lora_rank=case[5]), scenario)
     memory = msgspec.structs.replace(setting.profile.memory, blocks="eager", workspace_bytes=0)
     return dataclasses.replace(setting, profile=msgspec.structs.replace(setting.profile, memory=memory))
 
@@ -55,8 +58,9 @@ def test_pytorch_has_as_much_alive_as_the_ledger_says(case: Case, found: dict[Ca
     most, rest, sent = found[case]
     setting, columns = around_our_decoder(case), {"dp_shard": RANKS, "zero_stage": case[0], "num_microbatches": case[3]}
     memory = stage_memory(Inventory(setting), plan_of(**columns))
-    # tokens, labels and the loss have no line
-    assert int(memory.allocated[0]) == pytest.approx(most, rel=0.001)
+    # tokens, labels and the loss have no line; beside adapters the next block is there before a block's backward is
+    # over, by the last operations of it, and the first layer keeps less, for nothing below it trains
+    assert int(memory.allocated[0]) == pytest.approx(most, rel=0.015 if case[5] else 0.001)
     assert held(setting, **columns).at("rest") == pytest.approx(rest, abs=300)
     for op in ("all_gather", "reduce_scatter"):
         call = one_call(calls_of(setting, **columns), op, "dp_shard")
@@ -124,6 +128,53 @@ def test_hybrid_sharding_sums_the_shards_of_replicas_once_a_step() -> None:
     calls = calls_of(setting, dp_shard=8, dp_replicate=4, zero_stage=3, num_microbatches=2)
     across = one_call(calls, "all_reduce", "dp_replicate")
     assert (across.count, across.in_bytes) == (MODEL.num_layers + 1, 2 * MODEL.total_params // 8)
+
+
+ADAPTERS = Workload(lora_rank=8)
+QUANTISED = Workload(lora_rank=8, qlora=True)
+
+
+def test_adapters_pass_alone_and_what_is_frozen_is_gathered_as_it_is_kept() -> None:
+    # q: 8 x (4096 + 4096), v: 8 x (4096 + 1024); of 4 bits no scales travel
+    low = 8 * (4096 + 4096 + 4096 + 1024)
+    plain, packed = (
+        Fsdp1(inventory, shares(inventory, plan_of(zero_stage=3, dp_shard=8)))
+        for inventory in (Inventory(setting_of(MODEL, work, engine="fsdp1")) for work in (ADAPTERS, QUANTISED))
+    )
+    matrices = sum(t.numel * t.copies for t in MODEL.blocks[0].tensors if t.linear)
+    assert bytes_at(plain, "forward", BLOCK) == 2 * R + 2 * (B + low)
+    assert bytes_at(packed, "forward", BLOCK) == 2 * R + 2 * (B - matrices + low) + matrices // 2
+    assert (int(plain.summed[0, EMBEDDING]), int(plain.summed[0, BLOCK])) == (0, 2 * low)
+    # the block before is asked for by the adapter that runs backward last
+    assert bytes_at(plain, "backward", BLOCK, first=True) == 2 * R + 2 * (B + low)
+    assert bytes_at(plain, "handed", BLOCK, first=True) >= 2 * R + 4 * (B + low)
+
+
+def test_scales_of_4_bits_are_whole_on_every_rank_and_on_the_card_when_the_rest_is_not() -> None:
+    setting = setting_of(MODEL, QUANTISED, engine="fsdp1", optimizer="adamw-fused")
+    away = setting_of(MODEL, QUANTISED, engine="fsdp1", optimizer="adamw-fused", offload=("parameters",))
+    matrices = sum(t.numel * t.copies * len(b.layers) for b in MODEL.blocks for t in b.tensors if t.linear)
+    adapters = MODEL.num_layers * 8 * (4096 + 4096 + 4096 + 1024)
+    rest = MODEL.total_params - matrices
+    scales = matrices // 64 + 4 * matrices // (64 * 256)
+    found = held(setting, dp_shard=8, zero_stage=3).of("weights")
+    assert found == matrices // 2 // 8 + 2 * rest // 8 + 4 * adapters // 8 + scales
+    assert held(away, dp_shard=8, zero_stage=3).of("weights") == scales
+
+
+@pytest.mark.parametrize("engine", ["fsdp1", "pytorch"])
+def test_gradients_that_are_offloaded_leave_the_card(engine: str) -> None:
+    inventory, plans = (
+        Inventory(setting_of(MODEL, engine=engine, offload=("parameters",))),
+        plan_of(dp_shard=8, zero_stage=3),
+    )
+    memory = stage_memory(inventory, plans)
+    assert not any(memory.to_come(index).any() for index in range(len(memory.places)))
+    names = {name for op, name, _, _ in events_of(inventory, plans, 0) if op == "alloc"}
+    names -= {name for op, name, _, _ in events_of(inventory, plans, 0) if op == "free"}
+    shares_of = MODEL.total_params * 4 // 8
+    left = sum(nbytes for op, name, nbytes, _ in events_of(inventory, plans, 0) if op == "alloc" and name in names)
+    assert left < shares_of / 8
 
 
 def test_a_run_reserves_no_less_than_it_has_allocated() -> None:

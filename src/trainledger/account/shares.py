@@ -11,7 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from trainledger.arrays import IntArray, ceil_div, round_up
+from trainledger.arrays import IntArray, ceil_div, ints, round_up
+from trainledger.dtypes import bytes_of
 from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tensors import BoolArray, LocalShapes, TensorTable
 from trainledger.plans import partition, sharding
@@ -153,7 +154,7 @@ def _pool(own: Shares, cut: Cut, sharded_from: int, mask: BoolArray, *, factored
         dense, expert = megatron_buffers(own, mask, padded=True)
         return dense // over_dense[:, None], expert // over_expert[:, None]
     if cut == "flat_unit":
-        whole = np.einsum("us,urs->ur", flat_unit_elements(own), own.counts)
+        whole = np.einsum("us,urs->ur", flat_unit_elements(own, mask), own.counts)
         return whole // over_dense[:, None], np.zeros_like(whole)
     amounts: list[IntArray] = []
     for chosen, over, group in (
@@ -202,20 +203,38 @@ def _megatron_buffers(own: Shares, mask: BoolArray, *, padded: bool) -> tuple[In
     return whole, partition.bucket_padded(expert * apart, own.expert[:, None])
 
 
-def flat_unit_elements(own: Shares) -> IntArray:
+def flat_unit_elements(own: Shares, mask: BoolArray | None = None) -> IntArray:
     """[plans, slots]: elements of FSDP's flat parameters: of each block, and of the root at the embedding's slot.
 
-    The root has both ends of the model. [fsdp1]
+    The root has both ends of the model. Adapters are flat parameters each by itself. [fsdp1, peft-fsdp]
+
+    mask   of tensors that train, or that do not; None: all of them
     """
     few, table, at = own.few, own.table, own.table.at
+    chosen = np.ones_like(table.trainable) if mask is None else mask
+    adapters = table.trainable & (not table.trainable.all())
     ends = np.isin(table.slots, [at.embedding, at.final])
     root = at.embedding if at.embedding in table.slots else at.final
     found = np.zeros((len(own.kind), at.count), dtype=np.int64)
     for slot in np.unique(np.where(ends, root, table.slots)):
-        members = ends if slot == root else table.slots == slot
-        numel, copies = few.numel[own.kind][:, members], few.copies[own.kind][:, members]
-        found[:, slot] = partition.flat_unit(numel, copies, own.dense)
+        here = (ends if slot == root else table.slots == slot) & chosen
+        for members in (here & ~adapters, here & adapters):
+            numel, copies = few.numel[own.kind][:, members], few.copies[own.kind][:, members]
+            if not numel.size:
+                continue
+            if adapters[members].all():
+                found[:, slot] += (round_up(numel, own.dense[:, None]) * copies).sum(axis=1)
+            else:
+                found[:, slot] += partition.flat_unit(numel, copies, own.dense)
     return found
+
+
+def flat_unit_bytes(own: Shares, dtype: str) -> IntArray:
+    """[plans, slots]: bytes of flat parameters as they are gathered; 4-bit weights travel as they are packed."""
+    table = own.table
+    masks = (table.trainable, ~table.trainable & ~table.quantised, table.quantised)
+    parts = zip(masks, (dtype, dtype, "fp4"), strict=True)
+    return sum((bytes_of(flat_unit_elements(own, mask), kind) for mask, kind in parts if mask.any()), ints(0))
 
 
 def _unit_elements(own: Shares, chosen: BoolArray, over: IntArray, group: IntArray) -> IntArray:

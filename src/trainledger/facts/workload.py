@@ -17,6 +17,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     gbs           sequences per optimizer step over the whole job; None: one micro-batch per data-parallel rank
     lora_rank     0: full fine-tuning or pre-training; else the rank of every adapter
     lora_targets  last parts of the linear layers that get an adapter ("q_proj"), or "all-linear"
+    lora_dropout  the share of an adapter's input that is dropped; its mask waits for the backward where it is not 0
     qlora         the frozen linear weights inside blocks are stored in 4 bits
     frozen_copy   further weight-only copies of the model held on the same ranks (a DPO reference model: 1)
     ema           keep an exponential moving average of the trained parameters
@@ -27,6 +28,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     gbs: int | None = None
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = LORA_DEFAULT_TARGETS
+    lora_dropout: float = 0.0
     qlora: bool = False
     frozen_copy: int = 0
     ema: bool = False
@@ -42,8 +44,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if value is not None and value < least:
                 raise BadInput(f"--{flag} is {value}: it must be at least {least}")
+        if self.lora_dropout and self.lora_rank == 0:
+            raise UsageError("--lora-dropout without --lora-rank drops nothing: add --lora-rank, such as 16")
         if self.qlora and self.lora_rank == 0:
             raise UsageError("--qlora freezes the 4-bit weights, so nothing would train: add --lora-rank, such as 16")
+        if not 0 <= self.lora_dropout < 1:
+            raise BadInput(f"--lora-dropout is {self.lora_dropout:g}: it must be 0 or more and less than 1")
         if not self.lora_targets:
             raise BadInput("--lora-targets is empty: name linear layers such as q_proj, or all-linear")
         return self

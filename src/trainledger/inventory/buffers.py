@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from trainledger.arrays import IntArray, ints
-from trainledger.dtypes import block_scaled_bytes, bytes_of, kept_bytes
+from trainledger.dtypes import NF4_BLOCK, NF4_NESTED_BLOCK, block_scaled_bytes, bytes_of, kept_bytes
 from trainledger.inventory.tensors import BoolArray, TensorTable
 from trainledger.plans.setting import Setting
 from trainledger.profiles.profile import StateRow
@@ -21,6 +21,8 @@ from trainledger.profiles.profile import StateRow
 CODEBOOK = 256
 """Values that 8 bits can name: torchao keeps them in fp32 with every quantised tensor. [torchao: subclass_8bit.py]"""
 
+NEVER = 4
+"""The zero_stage from which what is never divided is divided."""
 BUCKET = -1
 """The cap of a row that holds no more than a bucket of this setting."""
 
@@ -197,16 +199,31 @@ def _stored_weights(
     kept = selected & ~table.trainable & ~table.quantised
     yield Buffer(row=row, what=row.what, dtype=dtype, mask=selected & table.trainable)
     if kept.any():
-        # k-bit preparation upcasts what stays unquantised, if nothing is told. [peft: prepare_model_for_kbit_training]
-        prepared = table.quantised.any() and not setting.scenario.frozen_dtype
-        yield Buffer(row=_apart(row), what=f"frozen {row.what}", dtype="fp32" if prepared else frozen, mask=kept)
-    if quantised.any():
+        dtype_kept = "fp32" if setting.prepared else frozen
+        yield Buffer(row=_apart(row), what=f"frozen {row.what}", dtype=dtype_kept, mask=kept)
+    if quantised.any() and row.cut == "flat_unit":
+        yield from _packed(row, quantised)
+    elif quantised.any():
         cut = row if setting.profile.shards_quantised else msgspec.structs.replace(row, sharded_from=4, cut="none")
         yield Buffer(row=cut, what=f"4-bit frozen {row.what}", dtype="nf4", mask=quantised)
     if setting.workload.frozen_copy:
         base = selected & ~table.trainable if setting.workload.lora_rank else selected
         copies = setting.workload.frozen_copy
         yield Buffer(row=_apart(row), what=f"reference {row.what}", dtype=frozen, mask=base, copies=copies)
+
+
+def _packed(row: StateRow, quantised: BoolArray) -> Iterator[Buffer]:
+    """4-bit weights as bitsandbytes packs them into a parameter; their scales are none, so each rank has them whole.
+
+    [bitsandbytes: nn/modules.py Params4bit, functional.py QuantState]
+    """
+    yield Buffer(row=row, what=f"4-bit frozen {row.what}", dtype="fp4", mask=quantised)
+    for what, dtype, per in (
+        ("scales of 4-bit", "uint8", NF4_BLOCK),
+        ("scales of scales of 4-bit", "fp32", NF4_BLOCK * NF4_NESTED_BLOCK),
+    ):
+        whole = msgspec.structs.replace(row, sharded_from=NEVER, cut="none", per=per)
+        yield Buffer(row=whole, what=f"{what} frozen {row.what}", dtype=dtype, mask=quantised)
 
 
 def _apart(row: StateRow) -> StateRow:

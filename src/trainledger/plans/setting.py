@@ -65,6 +65,22 @@ class Setting:
         return self.recipe.gathered != self.recipe.weight and not self.workload.lora_rank
 
     @property
+    def prepared(self) -> bool:
+        """Whether what stays unquantised beside 4-bit weights is cast to fp32. [peft: prepare_model_for_kbit_training]
+
+        It is if nothing is told; not where the engine casts the whole module itself, or all is in 16 bits.
+        """
+        recipe = self.recipe
+        pure = recipe.weight == recipe.activation and not recipe.master
+        return self.workload.qlora and not self.scenario.frozen_dtype and self.profile.kbit_fp32 and not pure
+
+    @property
+    def stream(self) -> str:
+        """Dtype of hidden states between layers: an embedding in fp32 gives them so, and nothing casts them back."""
+        wide = self.prepared and self.profile.memory.autocast
+        return "fp32" if wide else self.recipe.activation
+
+    @property
     def usable_bytes(self) -> int | None:
         """What "fits" is judged against: the card's usable memory less the reserve; None without a card."""
         return self.accelerator.usable_bytes - self.reserve_bytes if self.accelerator is not None else None

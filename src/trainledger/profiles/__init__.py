@@ -17,7 +17,7 @@ from trainledger.profiles.profile import Optimizer, Profile
 
 PROFILES: dict[str, tuple[str, ...]] = {
     "paper": ("any.toml",),
-    "pytorch": ("2.13.toml",),
+    "pytorch": ("2.13.toml", "2.4.toml"),
     "torchtitan": (
         "b5bcd76.toml",
         "2026-04.toml",
@@ -33,7 +33,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
         "2024-04.toml",
         "graph-trainer.toml",
     ),
-    "fsdp1": ("2.13.toml", "2.4.toml", "composer.toml"),
+    "fsdp1": ("2.13.toml", "2.4.toml", "composer.toml", "fsdp-qlora.toml"),
     "deepspeed": ("0.19.toml", "0.14.toml"),
     "deepspeed-estimator": ("0.19.toml", "before-0.14.3.toml"),
     "megatron": ("0.20.toml", "0.11.toml", "zero-bubble.toml"),

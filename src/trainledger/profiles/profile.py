@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from trainledger.arrays import IntArray
+from trainledger.profiles.memory import MemoryRules
 from trainledger.profiles.remark import Remark
 
 Instant = Literal["rest", "loss", "backward", "step"]
@@ -210,77 +211,6 @@ class TrafficRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     norm_all_reduces: int = 0
 
 
-class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How this engine's step is walked for its peak.
-
-    blocks           the manner of inventory/blocks in which parts of the model run
-    passing          which class of account/memory/engines says what passes
-    unit_gradients   gradients of weights lie beside activations until their layer has run backward; else in a buffer
-    regathers        a matrix keeps this rank's part of its input's tokens and gathers the others again (nanotron)
-    compile          on | off: torch.compile of blocks unless --compile says; "" where the engine has none
-    compiled_loss    the loss by default with compiled blocks; "": it stays as it is
-    cut_loss         the same over a vocabulary that tensor parallelism cuts; "": it stays as it is
-    loss_chunks      parts of a chunked loss
-    norm             RMS norms outside of compiled blocks: fused in one kernel; ATen's steps; own steps of the engine
-    fused_qkv        queries, keys and values are the result of one matrix
-    no_sync          gradients of several micro-batches add up whole, and are reduced with the last
-    outputs_held     the loop has what the model gave in a variable, logits included, until the model gives more
-    copies_kv        keys and values are copied for each query head before attention
-    experts_batched  a batched product over each token's rows weighs what experts give; else it is weighed row by row
-    selective_keeps  results that a checkpoint which chooses by operation keeps beside those of every second matrix:
-                     flash, cudnn (of the attention kernels of that name), reduce_scatter, all_to_all
-    cudnn_from       compute capability from which cuDNN's attention runs; "": never
-    ends_together    the embedding and what follows the last block are gathered and reduced at once, and stay gathered
-    last_block_kept  the last block stays gathered between forward and backward
-    workspace_bytes  scratch memory of libraries, allocated once in the device's pool and kept: calibrated
-    beside           the entry of data/measured/meters.toml for context and communicators; "": today's of the vendor
-    communicators    groups that have one beside every axis and the world: model (tp x pp), tied, neighbour
-    loss, losses     how the loss is computed by default, and what else --loss may say (inventory/blocks/loss.py)
-    recomputes       parts of a block that --recompute-parts may name
-    selective        those that --recompute selective stands for by itself
-    recompute_layers  full recomputation may be of the first layers of each virtual stage alone
-    recompute_uniform  it may be of regions of several layers, each of which keeps the input of its first alone
-    recompute_every  it may be of every N-th layer alone
-    allocator        how its launcher has PyTorch's allocator grow
-    allocator_nodes  the same of its launcher for several nodes; "": as for one
-    first_step       the source that says that an optimizer makes its moments in its first step; "": nobody read it
-    device           it runs on cards, beside context and communicators; else it "fits" by what is allocated, on paper
-    """
-
-    blocks: str = "plain"
-    passing: str = "none"
-    unit_gradients: bool = False
-    regathers: bool = False
-    compile: Literal["", "on", "off"] = ""
-    compiled_loss: str = ""
-    cut_loss: str = ""
-    loss_chunks: int = 8
-    norm: Literal["fused", "steps", "own"] = "fused"
-    fused_qkv: bool = False
-    no_sync: bool = False
-    outputs_held: bool = False
-    copies_kv: bool = False
-    experts_batched: bool = False
-    selective_keeps: tuple[str, ...] = ()
-    cudnn_from: str = ""
-    ends_together: bool = False
-    last_block_kept: bool = False
-    workspace_bytes: int = 0
-    beside: str = ""
-    communicators: tuple[Literal["model", "tied", "neighbour"], ...] = ()
-    loss: str = ""
-    losses: tuple[str, ...] = ()
-    recomputes: tuple[str, ...] = ()
-    selective: tuple[str, ...] = ()
-    recompute_layers: bool = False
-    recompute_uniform: bool = False
-    recompute_every: bool = False
-    device: bool = True
-    allocator: Literal["default", "expandable"] = "default"
-    allocator_nodes: Literal["", "default", "expandable"] = ""
-    first_step: str = ""
-
-
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keeping something in host memory: possible from zero_stage `zero`; moves whole categories where no row says.
 
@@ -319,6 +249,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lora                adapters are accounted for
     lacks               parts of a block that the engine has no code for: experts, latent attention, state-space mixers
     shards_quantised    4-bit frozen weights are divided like others
+    kbit_fp32           what stays unquantised beside them is cast to fp32 unless told; else it has the recipe's dtype
     optimizer_alias     the entry of optimizers.toml that a name stands for in this engine
     optimizer_master    dtype of the master copy under optimizers that keep it in fewer bits
     counts_steps        optimizers that keep a step count of one fp32 for each tensor; on CUDA some keep it on the host,
@@ -356,6 +287,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lora: bool = True
     lacks: tuple[Literal["experts", "latent attention", "state-space mixers"], ...] = ()
     shards_quantised: bool = True
+    kbit_fp32: bool = True
     optimizer_master: dict[str, str] = {}
     optimizer_alias: dict[str, str] = {}
     counts_steps: tuple[str, ...] = ()

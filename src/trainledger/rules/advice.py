@@ -39,6 +39,8 @@ def _unquantised(setting: Setting) -> str:
     """What 4-bit storage leaves over is kept in this dtype: trl's sft_trainer.py asks is_sharded_qlora first."""
     if setting.scenario.frozen_dtype:
         return setting.scenario.frozen_dtype
+    if not setting.prepared:
+        return setting.dtype("frozen")
     if setting.profile.name != "pytorch":
         return "fp32"
     return "fp32, as peft prepares them; trl and axolotl do not where FSDP divides the model: give --frozen-dtype bf16"

@@ -12,7 +12,8 @@ from trainledger.account.again import parts_again
 from trainledger.arrays import ints
 from trainledger.errors import BadInput, UsageError
 from trainledger.facts.model import routed
-from trainledger.facts.workload import DEFAULT_SEQ, LORA_DEFAULT_TARGETS, Workload
+from trainledger.facts.model_load import IDLE_NOTE
+from trainledger.facts.workload import DEFAULT_SEQ, Workload
 from trainledger.inventory.inventory import Inventory
 from trainledger.plans.limits import check_countable, check_degrees, check_microbatches, check_workload
 from trainledger.plans.plan import Plans, Scenario, data_parallel_degree, make_plans, num_microbatches
@@ -257,16 +258,8 @@ def place(request: RunRequest) -> tuple[Accelerator | None, Cluster | None]:
 
 
 def _workload(request: RunRequest) -> Workload:
-    workload = Workload(
-        seq=request.seq if request.seq is not None else DEFAULT_SEQ,
-        gbs=request.gbs,
-        lora_rank=request.lora_rank or 0,
-        lora_targets=request.lora_targets if request.lora_targets is not None else LORA_DEFAULT_TARGETS,
-        qlora=request.qlora or False,
-        frozen_copy=request.frozen_copy or 0,
-        ema=request.ema or False,
-        mtp=request.mtp or False,
-    ).checked()
+    given = {name: getattr(request, name) for name in Workload.__struct_fields__}
+    workload = Workload(**{name: value for name, value in given.items() if value is not None}).checked()
     check_workload(workload)
     if request.lora_targets is not None and not workload.lora_rank:
         raise UsageError("--lora-targets without --lora-rank adapts nothing: add --lora-rank, such as 16")
@@ -375,7 +368,7 @@ def notes(run: Run, plans: Plans | None = None, *, shown: Plans | None = None) -
         *(Note(rule="set-by-hand", severity="note", message=f"{pair} in the model's config") for pair in run.changed),
         *_uncounted(setting, plans),
         *_remarks(setting, plans if plans is not None else shown),
-        *(Note(rule=_read_rule(setting.model), severity="note", message=text) for text in setting.model.notes),
+        *(Note(rule=_read_rule(setting.model, text), severity="note", message=text) for text in setting.model.notes),
     )
 
 
@@ -395,6 +388,8 @@ def _remarks(setting: Setting, plans: Plans | None) -> tuple[Note, ...]:
     return tuple(Note(rule="engine-profile", severity="note", message=text) for text in said)
 
 
-def _read_rule(model: Model) -> str:
+def _read_rule(model: Model, text: str) -> str:
     """What a note on how the model was read goes under: of a user's own config the answers show it as text too."""
+    if text.startswith(IDLE_NOTE):
+        return "set-by-hand"
     return "model-as-read" if model.params_only or model.source.startswith("preset ") else "config-as-read"

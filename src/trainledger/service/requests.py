@@ -122,6 +122,9 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
         tuple[str, ...] | None,
         flag("Layers that get an adapter [q_proj,v_proj], or all-linear.", "NAME,...", group=WORK),
     ] = None
+    lora_dropout: Annotated[
+        float | None, flag("Share of an adapter's input that is dropped while it trains [0].", "SHARE", group=WORK)
+    ] = None
     qlora: Annotated[bool | None, flag("Hold the frozen weights of linear layers in 4 bits.", group=WORK)] = None
     frozen_copy: Annotated[
         int | None,

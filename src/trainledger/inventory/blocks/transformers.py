@@ -15,6 +15,7 @@ from trainledger.inventory.blocks.eager.ends import Ends
 from trainledger.inventory.blocks.eager.model import Eager
 from trainledger.inventory.blocks.eager.ops import Ops, Sheet
 from trainledger.inventory.blocks.eager.parts import layers
+from trainledger.inventory.blocks.frozen import frozen_of
 from trainledger.inventory.blocks.loss import Logits, cross_entropy
 from trainledger.inventory.blocks.parts import Parts
 from trainledger.inventory.blocks.sizes import Sizes
@@ -42,7 +43,7 @@ class Transformers(Eager[Tape]):
     """The parts of a model under a Setting on one rank of each plan."""
 
     def _walked(self, build: Callable[[Ops], Sheet | None]) -> Tape:
-        ops = Modules(Program(), self.sizes.dtype, self.sizes.setting.workload)
+        ops = Modules(Program(), self.sizes.dtype, frozen_of(self.sizes.setting))
         given = build(ops)
         return self.walk(ops.program, None if given is None else given.value)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from trainledger.account.memory.engines.fsdp2 import Fsdp2
 from trainledger.account.memory.engines.passing import Part
-from trainledger.account.shares import flat_unit_elements
+from trainledger.account.shares import flat_unit_bytes, flat_unit_elements
 from trainledger.arrays import IntArray
 from trainledger.dtypes import bytes_of
 from trainledger.inventory.tensors import BoolArray
@@ -58,12 +58,17 @@ class Fsdp1(Fsdp2):
 
     @cached_property
     def flat(self) -> IntArray:
-        """[plans, slots]: elements of each flat parameter."""
-        return flat_unit_elements(self.own)
+        """[plans, slots]: elements of each flat parameter that trains; of adapters all together."""
+        return flat_unit_elements(self.own, self.own.table.trainable)
 
     @cached_property
     def whole(self) -> IntArray:
-        """[plans, slots]: a flat parameter as it is gathered; its gradient is as large."""
+        """[plans, slots]: a flat parameter as it is gathered, adapters with what is frozen beside them."""
+        return flat_unit_bytes(self.own, self.inventory.setting.dtype("gathered"))
+
+    @cached_property
+    def summed(self) -> IntArray:
+        """[plans, slots]: its gradient, which is flat and whole."""
         return bytes_of(self.flat, self.inventory.setting.dtype("gathered"))
 
     @cached_property
@@ -80,15 +85,15 @@ class Fsdp1(Fsdp2):
 
     @cached_property
     def shards(self) -> IntArray:
-        """[plans, slots]: this rank's part of its gradient, as kept."""
-        return bytes_of(self._over_ranks, self.inventory.setting.dtype("weight"))
+        """[plans, slots]: this rank's part of its gradient, as kept on the card."""
+        return bytes_of(self._over_ranks, self.inventory.setting.dtype("weight")) * (not self.away)
 
     @cached_property
     def given(self) -> IntArray:
         """[plans, slots]: what a reduction gives, beside what it is cast to, where it is."""
         setting = self.inventory.setting
-        given = setting.dtype("reduce")
-        return bytes_of(self._over_ranks, given) + self.shards * (given != setting.dtype("weight"))
+        given, kept = setting.dtype("reduce"), setting.dtype("weight")
+        return bytes_of(self._over_ranks, given) + bytes_of(self._over_ranks, kept) * (given != kept)
 
     def _stays(self) -> IntArray:
         """[plans, rows]: what is gathered at the turn from forward to backward."""
@@ -109,22 +114,21 @@ class Fsdp1(Fsdp2):
             return self.ends(self.whole) + self._waiting + self._summed(slot) - self._missing(slot, first=False)
         standing = np.where((self.drops == 1) | (not first), self._root_and(slot), self.everything)
         more = self.none if first else self._summed(slot)
-        return standing + self._next(slot, first=first) + self._waiting + more - self._missing(slot, first=first)
+        return standing + self._early(slot, first=first) + self._waiting + more - self._missing(slot, first=first)
 
     def second(self, slot: int) -> IntArray:
         """While a block runs backward after another, whose shard is there instead of its whole gradient."""
-        unit = self.of(self.whole, slot)
-        standing = np.where(self.drops == 1, self._root_and(slot), self.everything - unit)
-        there = self.of(self.shards, slot) * self._anew - unit * self.adds_up
-        return standing + self._next(slot, first=True) + self._waiting + there
+        standing = np.where(self.drops == 1, self._root_and(slot), self.everything - self.of(self.whole, slot))
+        there = self.of(self.shards, slot) * self._anew - self.of(self.summed, slot) * self.adds_up
+        return standing + self._early(slot, first=True) + self._waiting + there
 
     def handed(self, slot: int, *, first: bool) -> IntArray:
         """As a unit's gradients are put side by side, and as the flat one is reduced when its weights are gone."""
-        at, flat = self.own.table.at, self.whole
+        at, flat = self.own.table.at, self.summed
         if slot == at.final:
             return self.backward(slot, first=first) + self._waiting
         if slot == at.embedding:
-            joined = self.ends(flat) + self.ends(self.gradients) + self.ends(flat) + self._summed(slot)
+            joined = self.ends(self.whole) + self.ends(self.gradients) + self.ends(flat) + self._summed(slot)
             reduced = self.ends(flat * self._incoming + self.reduced + self.given)
             return np.maximum(joined, reduced) - self._missing(slot, first=False)
         unit = self.of(flat, slot)
@@ -134,7 +138,7 @@ class Fsdp1(Fsdp2):
         # of several micro-batches the states count the sum at the loss, to which this one has been added by now
         sums = unit * np.where(self.adds_up & first, 0, 1) + whole - unit * (self.adds_up & (not first))
         more = unit * (self._incoming - 1)
-        reduced = standing - unit + sums + more + self.of(self.reduced + self.given, slot)
+        reduced = standing - self.of(self.whole, slot) + sums + more + self.of(self.reduced + self.given, slot)
         beside = self._next(slot, first=first) + self._waiting - self._missing(slot, first=first)
         return np.maximum(joined, reduced) + beside
 
@@ -155,8 +159,8 @@ class Fsdp1(Fsdp2):
 
     def _summed(self, slot: int) -> IntArray:
         """[plans, rows]: whole gradients of earlier micro-batches of a block and the root, no others being left."""
-        root = self.ends(self.whole)
-        both = root if slot == self.own.table.at.embedding else root + self.of(self.whole, slot)
+        root = self.ends(self.summed)
+        both = root if slot == self.own.table.at.embedding else root + self.of(self.summed, slot)
         return both * self.adds_up
 
     def _next(self, slot: int, *, first: bool) -> IntArray:
@@ -165,6 +169,15 @@ class Fsdp1(Fsdp2):
         if not first:
             block = np.maximum(block - self.of(self.shards, slot) * self._anew, 0)
         return np.where(self.own.counts[:, :, slot] > 1, block, 0) * self.drops
+
+    def _early(self, slot: int, *, first: bool) -> IntArray:
+        """[plans, rows]: the same while this block runs; the adapter that ran first asks for it, as it runs last."""
+        return self._next(slot, first=first) * self.asks_early
+
+    @property
+    def asks_early(self) -> bool:
+        """Whether what ran before a block is another block, and no adapter inside it."""
+        return bool(self.own.table.trainable.all())
 
     def _missing(self, slot: int, *, first: bool) -> IntArray:
         """[plans, rows]: shards that the states count at the end of the backward and that are to come."""

@@ -68,9 +68,14 @@ class UnitSizes(Passing):
 
     @cached_property
     def shards(self) -> IntArray:
-        """[plans, slots]: this rank's part of its gradients."""
+        """[plans, slots]: this rank's part of its gradients, as kept on the card."""
         elements = self.elements * self.own.table.trainable // self._over
-        return self._by_slot(bytes_of(elements, self.inventory.setting.dtype("grad")))
+        return self._by_slot(bytes_of(elements, self.inventory.setting.dtype("grad"))) * (not self.away)
+
+    @property
+    def away(self) -> bool:
+        """Whether gradients are copied to the host as each is reduced, where weights and optimizer are too."""
+        return any("gradients" in moved for moved in self.inventory.setting.offload_moves)
 
     @cached_property
     def _holds(self) -> BoolArray:

@@ -107,7 +107,8 @@ def _engine(passing: Passing, requests: Requests, row: int, stage: Stage) -> Eng
                 piped=piped,
             )
         case Fsdp1():
-            return Fsdp1Run(requests, flat_units_of(passing, stage.layers), no_sync=bool(passing.adds_up[0, 0]))
+            flat, no_sync = flat_units_of(passing, stage.layers), bool(passing.adds_up[0, 0])
+            return Fsdp1Run(requests, flat, no_sync=no_sync, asks_early=passing.asks_early)
         case OneGraph():
             return OneGraphRun(requests, units_of(passing, row, stage.layers))
         case Fsdp2():

@@ -10,8 +10,8 @@ from trainledger.account.memory.reserved.script import Phase, Script
 from trainledger.account.memory.reserved.standing import Ends, Made, Standing
 from trainledger.schedules import Op
 
-COMPUTE, ALL_GATHER, REDUCE = range(3)
-"""Streams: of the model itself, of gathered weights, of reduced gradients."""
+COMPUTE, ALL_GATHER, REDUCE, BEFORE_GATHER = range(4)
+"""Streams: of the model itself, of gathered weights, of reduced gradients, of shards that are made ready to travel."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,10 +37,11 @@ class Ends:
         """Token ids to hidden states; nothing waits for the gradient of the ids."""
         ops, rule = self.ops, self.rules.entry
         width = self._table.shape[1]
-        rows = bytes_of(self.sizes.tokens * width, ops.dtype)
+        dtype = self.sizes.setting.stream
+        rows = bytes_of(self.sizes.tokens * width, dtype)
         weights = {"embedding": bytes_of(self.vocab * width, ops.dtype)}
         value = ops.program.op("embedding", (), rows, weights=ops.trained(weights))
-        hidden = Sheet(value, self.sizes.tokens, width, ops.dtype)
+        hidden = Sheet(value, self.sizes.tokens, width, dtype)
         hidden = self.exchange.leave("embedding", self.exchange.own_rows("embedding: own rows", hidden))
         if rule.multiplier != 1.0:
             hidden = ops.scale("embedding: factor", hidden)

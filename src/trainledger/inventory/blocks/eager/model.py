@@ -14,6 +14,7 @@ from trainledger.inventory.blocks.eager.block import Built
 from trainledger.inventory.blocks.eager.ends import Ends
 from trainledger.inventory.blocks.eager.fp8 import emulated
 from trainledger.inventory.blocks.eager.ops import Ops, Sheet
+from trainledger.inventory.blocks.frozen import frozen_of
 from trainledger.inventory.blocks.sizes import Sizes
 from trainledger.inventory.tape import Program, Value
 from trainledger.plans.plan import Plans
@@ -53,7 +54,7 @@ class Eager(Generic[Walked]):
         self._layers: dict[tuple[int, AttentionRule], Walked] = {}
 
     def _walked(self, build: Callable[[Ops], Sheet | None]) -> Walked:
-        ops = Ops(Program(), self.sizes.dtype, self.sizes.setting.workload)
+        ops = Ops(Program(), self.sizes.dtype, frozen_of(self.sizes.setting))
         given = build(ops)
         return self.walk(ops.program, None if given is None else given.value)
 
@@ -62,7 +63,7 @@ class Eager(Generic[Walked]):
 
     def _hidden(self, ops: Ops) -> Sheet:
         rows = self.sizes.tokens // self.sizes.sp_ranks
-        return ops.input("hidden states", rows, self.model.hidden_size)
+        return ops.input("hidden states", rows, self.model.hidden_size, self.sizes.setting.stream)
 
     def embedding(self) -> Walked:
         """What comes before the first layer."""

@@ -13,8 +13,8 @@ import msgspec
 
 from trainledger.arrays import IntArray
 from trainledger.dtypes import bytes_of
-from trainledger.facts.workload import Workload
 from trainledger.inventory.blocks.eager.fp8 import Emulated
+from trainledger.inventory.blocks.frozen import Frozen
 from trainledger.inventory.tape import Program, Value
 
 Count = IntArray | int
@@ -37,19 +37,23 @@ class Ops:
     """Adds operations to a program; every result is a Sheet.
 
     dtype     of weights as they are computed with, and so of their gradients
-    workload  which of them train
+    frozen    which of them train, and how those that do not are multiplied (adapters.py)
     modules   norms and attention are those of transformers, on a card (inventory/blocks/transformers.py)
     casts     how matrices of blocks are multiplied in FP8; None: in the dtype of what they are given
     """
 
     modules: ClassVar[bool] = False
 
-    def __init__(self, program: Program, dtype: str, workload: Workload | None = None) -> None:
+    def __init__(self, program: Program, dtype: str, frozen: Frozen | None = None) -> None:
         self.program = program
         self.dtype = dtype
         self.casts: Emulated | None = None
-        self.rank = 0 if workload is None else workload.lora_rank
-        self.targets: tuple[str, ...] = () if workload is None else workload.lora_targets
+        self.frozen = Frozen() if frozen is None else frozen
+
+    @property
+    def rank(self) -> int:
+        """Of adapters; 0: every weight trains."""
+        return self.frozen.rank
 
     def trained(self, nbytes: Mapping[str, IntArray]) -> Mapping[str, IntArray]:
         """Gradients of weights, of which there are none beside adapters."""
@@ -57,7 +61,7 @@ class Ops:
 
     def adapts(self, module: str) -> bool:
         """Whether a module, by the last part of its name, has an adapter."""
-        return self.rank > 0 and module != "" and (self.targets == ("all-linear",) or module in self.targets)
+        return self.frozen.adapts(module)
 
     def input(self, name: str, rows: IntArray, width: Count, dtype: str = "") -> Sheet:
         """A tensor from outside."""
@@ -105,39 +109,69 @@ class Ops:
         module   the last part of its module's name; empty: of none that could have an adapter
         wide     it is in the dtype of x whatever the recipe casts
         """
-        weights = {f"{name}: weight": bytes_of(width * (x.width + 0 * x.rows), self.dtype)}
+        given = x if wide or not self.rank else self.cast(f"{name}: input in {self.dtype}", x, self.dtype)
+        elements = width * (x.width + 0 * x.rows)
+        weights = {f"{name}: weight": bytes_of(elements, self.dtype)}
         if bias:
             weights[f"{name}: bias"] = bytes_of(width + 0 * x.rows, self.dtype)
-        made = Sheet(x.value, x.rows, width, x.dtype)
-        keeps = () if self.rank else (x.value,)
+        made = Sheet(given.value, x.rows, width, given.dtype)
         casts = None if wide else self.casts
-        sides = (x.rows * x.width, width * (x.width + 0 * x.rows), made.rows * made.width)
+        sides = (x.rows * x.width, elements, made.rows * made.width)
+        again = self.frozen.unpacked(module, elements, self.dtype)
         value = self.program.op(
             name,
-            x.value,
+            given.value,
             made.bytes(),
-            keeps=keeps,
+            keeps=(given.value,) if not self.rank or self.frozen.keeps_input(module) else (),
+            made=self.frozen.cast_weight(module, elements, self.dtype),
             weights=self.trained(weights),
-            work=casts.forward(*sides) if casts is not None else 0,
-            back_work=casts.back(*sides) if casts is not None else 0,
+            work=casts.forward(*sides) if casts is not None else again,
+            back_work=casts.back(*sides) if casts is not None else again,
             keeps_last=casts is not None,
         )
         made = msgspec.structs.replace(made, value=value)
         return self._adapted(name, x, made) if self.adapts(module) else made
 
     def _adapted(self, name: str, x: Sheet, made: Sheet) -> Sheet:
-        """A low rank of x beside a frozen matrix, scaled and added to what that gives. [peft-lora]"""
+        """A low rank of x beside a frozen matrix, scaled and added to what that gives. [peft-lora]
+
+        What x is cast to, and what is left of it by dropout, is the adapter's own; where it is neither it keeps x
+        itself. Beside a 4-bit matrix nothing is cast but by autocast, and what that gives is copied first.
+        """
+        frozen, program = self.frozen, self.program
+        if frozen.quantised:
+            made = self.clone(f"{name}: copy", made)
+        program.hold(made.value)
+        taken = x if frozen.quantised else self.cast(f"{name}: input in {frozen.adapter}", x, frozen.adapter)
+        program.hold(taken.value)
+        kept = self._dropped(f"{name}: dropout", taken) if frozen.drops else taken
+        kept = self.cast(f"{name}: input of the adapter", kept, self.dtype)
         low, high = ((self.rank * (sheet.width + 0 * sheet.rows)) for sheet in (x, made))
-        weights = ({f"{name}: {side}": bytes_of(count, self.dtype)} for side, count in (("A", low), ("B", high)))
-        down = Sheet(x.value, x.rows, self.rank, x.dtype)
-        value = self.program.op(f"{name}: A", x.value, down.bytes(), keeps=(x.value,), weights=next(weights))
-        value = self.program.op(f"{name}: B", value, made.bytes(), keeps=(value,), weights=next(weights))
-        return self.add(
-            f"{name}: both", made, self.scale(f"{name}: scaled", msgspec.structs.replace(made, value=value))
-        )
+        value, sides = kept.value, ((f"{name}: A", low, self.rank), (f"{name}: B", high, made.width))
+        for side, count, width in sides:
+            value = program.op(
+                side,
+                value,
+                Sheet(value, x.rows, width, self.dtype).bytes(),
+                keeps=(value,),
+                made={"weight cast": bytes_of(count, self.dtype) * (frozen.adapter != self.dtype)},
+                weights={side: bytes_of(count, self.dtype)},
+            )
+        scaled = self.scale(f"{name}: scaled", msgspec.structs.replace(made, value=value))
+        both = self.add(f"{name}: both", made, scaled)
+        program.drop(made.value, taken.value)
+        return both
+
+    def _dropped(self, name: str, x: Sheet) -> Sheet:
+        """Dropout keeps a byte for each element. [torch: native_dropout]"""
+        mask = {"mask": bytes_of(x.rows * x.width, "uint8")}
+        return msgspec.structs.replace(x, value=self.program.op(name, x.value, x.bytes(), made=mask))
 
     def add(self, name: str, a: Sheet, b: Sheet) -> Sheet:
-        """A + b of one shape: both gradients are the result's own."""
+        """A + b of one shape: both gradients are the result's own, but for one that is cast to a narrower dtype."""
+        if b.dtype != a.dtype:
+            narrow = self.program.op(f"{name}: gradient in {b.dtype}", b.value, b.bytes(), in_place=True)
+            b = msgspec.structs.replace(b, value=narrow)
         return msgspec.structs.replace(a, value=self.program.op(name, (a.value, b.value), a.bytes(), passes=True))
 
     def mul(self, name: str, a: Sheet, b: Sheet) -> Sheet:

@@ -19,7 +19,7 @@ from trainledger.dtypes import bits, bytes_of
 from trainledger.inventory.blocks.sizes import Sizes
 from trainledger.inventory.tape import Program, Value
 from trainledger.plans.plan import Plans
-from trainledger.profiles.profile import MemoryRules
+from trainledger.profiles.memory import MemoryRules
 
 Bytes = IntArray | int
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from trainledger.account.memory.engines.fsdp1 import Fsdp1
 from trainledger.account.memory.reserved.engines.fsdp2 import Fsdp2Run, Unit
-from trainledger.account.memory.reserved.run import ALL_GATHER, COMPUTE, REDUCE, Layer, Requests
+from trainledger.account.memory.reserved.engines.fsdp2_units import size_of
+from trainledger.account.memory.reserved.run import ALL_GATHER, BEFORE_GATHER, COMPUTE, REDUCE, Layer, Requests
 
 IN_FLIGHT = 2
 """Units that are gathered while memory of earlier ones is not known to be free."""
@@ -27,10 +28,12 @@ def flat_units_of(passing: Fsdp1, layers: Sequence[Layer]) -> dict[int, tuple[Un
         whole, over = int(passing.whole[0, slot]), int(passing.own.dense[0])
         given = int(passing.given[0, slot])
         casts = setting.dtype("reduce") != setting.dtype("weight")
-        shard = int(passing.shards[0, slot])
+        shard = size_of(int(passing.flat[0, slot]) // over, setting.dtype("weight"))
         return Unit(
             weights=(whole,),
-            cast=whole // over if setting.casts else 0,
+            flat=int(passing.summed[0, slot]),
+            cast=whole // over if setting.casts or passing.away else 0,
+            away=passing.away,
             alone=False,
             widens=1,
             reduced=int(passing.reduced[0, slot]),
@@ -54,11 +57,17 @@ def flat_units_of(passing: Fsdp1, layers: Sequence[Layer]) -> dict[int, tuple[Un
 
 
 class Fsdp1Run(Fsdp2Run):
-    """Flat parameters of a model. no_sync: gradients of micro-batches add up whole until the last one."""
+    """Flat parameters of a model.
 
-    def __init__(self, requests: Requests, of: dict[int, tuple[Unit, ...]], *, no_sync: bool) -> None:
+    no_sync     gradients of micro-batches add up whole until the last one
+    asks_early  a block asks for the one that ran before it as its backward begins; else an adapter inside does, as late
+                as that runs backward
+    """
+
+    def __init__(self, requests: Requests, of: dict[int, tuple[Unit, ...]], *, no_sync: bool, asks_early: bool) -> None:
         super().__init__(requests, of, accumulate=False)
         self.no_sync = no_sync
+        self.asks_early = asks_early
         self.dropped: list[list[int]] = []
         self.going: list[int] = []
 
@@ -71,7 +80,8 @@ class Fsdp1Run(Fsdp2Run):
         """The same, and ask for the one that ran before."""
         for unit in self.of.get(layer.key, ()):
             self._there(unit)
-            self._ask_before(unit)
+            if self.asks_early or unit.at_end:
+                self._ask_before(unit)
 
     def after_backward(self, layer: Layer, gradients: list[int], *, last: bool) -> None:
         """A block's gradients are all there; the root's wait for the end."""
@@ -81,6 +91,7 @@ class Fsdp1Run(Fsdp2Run):
                 self.requests.free(gradients)
             else:
                 self.fresh.setdefault(unit, []).extend(zip(gradients, sizes, strict=True))
+            self._ask_before(unit)
             if not unit.at_end:
                 self._hand_over(unit, last=last)
 
@@ -106,7 +117,7 @@ class Fsdp1Run(Fsdp2Run):
 
     def _ask(self, unit: Unit) -> None:
         """A shard in the dtype that travels, then the flat parameter that all shards make."""
-        cast = self.requests.alloc([unit.cast], ALL_GATHER)
+        cast = self.requests.alloc([unit.cast], BEFORE_GATHER)
         while len(self.dropped) >= IN_FLIGHT:
             self.requests.free(self.dropped.pop(0))
         self.coming[unit] = self.requests.alloc(unit.weights, ALL_GATHER)
@@ -119,7 +130,7 @@ class Fsdp1Run(Fsdp2Run):
     def _hand_over(self, unit: Unit, *, last: bool) -> None:
         """Put gradients side by side, and reduce them or let them wait."""
         fresh = [name for name, _ in self.fresh.pop(unit)]
-        flat = self.requests.alloc(unit.weights, COMPUTE)
+        flat = self.requests.alloc([unit.flat], COMPUTE)
         self.requests.free(fresh)
         if unit in self.summed:
             self.requests.free(flat)
@@ -140,7 +151,7 @@ class Fsdp1Run(Fsdp2Run):
             self.requests.free(given)
         self.requests.free(cast)
         self.going = list(gradients)
-        if unit in self.shards:
+        if unit in self.shards or unit.away:
             self.requests.free(shard)
         else:
             self.shards[unit] = shard

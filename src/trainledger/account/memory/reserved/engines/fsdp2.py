@@ -27,6 +27,8 @@ class Unit:
     shard      what it gives; cast_shard: the same in the dtype of kept gradients, where that is another, else 0
     kept       it stays gathered between forward and backward
     tied       two layers that are in it share a table: the second gradient is added into the first
+    flat       the one tensor that its gradients are put into; 0: they stay apart
+    away       what it gives is copied to the host, and let go of on the card
     at_end     nothing that enters it needs a gradient, so that its gradients wait for the end of the whole backward
     """
 
@@ -40,6 +42,8 @@ class Unit:
     kept: bool = False
     tied: bool = False
     at_end: bool = False
+    flat: int = 0
+    away: bool = False
 
 
 class Fsdp2Run(Engine):
@@ -200,7 +204,7 @@ class Fsdp2Run(Engine):
             self.requests.free(shard)
             shard = cast
         self.requests.free(gradients[: self.holds])
-        if unit in self.shards:
+        if unit in self.shards or unit.away:
             self.requests.free(shard)
         else:
             self.shards[unit] = shard

@@ -54,6 +54,11 @@ def units_of(passing: Fsdp2, row: int, layers: Sequence[Layer]) -> dict[int, tup
     return of
 
 
+def size_of(count: int, dtype: str) -> int:
+    """Bytes of so many elements."""
+    return int(bytes_of(np.array([count]), dtype)[0])
+
+
 def _unit(passing: Fsdp2, members: BoolArray, *, kept: bool, at_end: bool) -> Unit:
     own, setting = passing.own, passing.inventory.setting
     table = own.table
@@ -63,18 +68,19 @@ def _unit(passing: Fsdp2, members: BoolArray, *, kept: bool, at_end: bool) -> Un
     weights = gathered_bytes(table, elements, gathered)[0]
     trained = int((elements * table.trainable)[0].sum())
     reduce, grad = setting.dtype("reduce"), setting.dtype("grad")
-
-    def size(count: int, dtype: str) -> int:
-        return int(bytes_of(np.array([count]), dtype)[0])
+    # what is on the host is copied as it is kept, and cast on the card
+    frozen = int(gathered_bytes(table, elements * ~table.trainable, gathered)[0].sum())
+    copied = (size_of(trained, setting.dtype("weight")) + frozen) // over * passing.away
 
     return Unit(
         weights=tuple(int(nbytes) for nbytes in weights[members]),
-        cast=0 if gathered == setting.dtype("weight") else int(weights.sum()) // over,
+        cast=(0 if gathered == setting.dtype("weight") else int(weights.sum()) // over) + copied,
         alone=over == 1,
         widens=max(bits(reduce) // bits(setting.recipe.activation), 1),
-        reduced=size(trained, reduce),
-        shard=size(trained // over, reduce),
-        cast_shard=0 if grad == reduce else size(trained // over, grad),
+        reduced=size_of(trained, reduce),
+        shard=size_of(trained // over, reduce),
+        cast_shard=0 if grad == reduce else size_of(trained // over, grad),
         kept=kept,
         at_end=at_end,
+        away=passing.away,
     )
