@@ -38,6 +38,7 @@ def per_logit(tape: Tape) -> tuple[float, float]:
         ("parallel", 14, 16),
         ("compiled-parallel", 10, 6),
         ("vocab-parallel", 6, 6),
+        ("native-fused", 6, 10),
         ("sharded", 8, 6),
         ("fused", 2, 2),
     ],
@@ -48,7 +49,7 @@ def test_bytes_per_logit(how: str, forward: float, backward: float) -> None:
 
 
 def test_every_way_is_in_that_table() -> None:
-    cut = {"parallel", "compiled-parallel", "vocab-parallel", "sharded"}
+    cut = {"parallel", "compiled-parallel", "vocab-parallel", "native-fused", "sharded"}
     assert set(LOSSES) == {"eager", "shifted", "compiled", "fused"} | cut
 
 

@@ -8,7 +8,8 @@ Bytes per logit of this rank at the most, with logits in 16 bits:
   compiled              2         4  the same under torch.compile, in two kernels
   parallel             14        16  PyTorch's loss_parallel() over a cut vocabulary
   compiled-parallel    10         6  the same under torch.compile
-  vocab-parallel        6         6  Megatron, native, fused or not
+  vocab-parallel        6         6  Megatron, native, not fused
+  native-fused          6        10  Megatron, native, fused
   sharded               8         6  nanotron
   fused                 2         2  TransformerEngine
 
@@ -176,6 +177,16 @@ def _vocab_parallel(program: Program, logits: Value, of: Logits) -> None:
     program.op("vocabulary-parallel cross-entropy", wide, 0, keeps=(wide,), made=made, grad_into=wide)
 
 
+def _native_fused(program: Program, logits: Value, of: Logits) -> None:
+    """As Megatron's, each of its four functions compiled: the last one's casts the gradient itself.
+
+    It sets the label's entry in a copy of the softmax, which the autograd function still keeps.
+    [megatron: core/fusions/fused_cross_entropy.py calculate_gradients, as Inductor of PyTorch 2.13 writes it]
+    """
+    made = {"softmax in fp32": of.bytes("fp32"), "labels within the part, and where": of.per_row("int64", "uint8")}
+    program.op("vocabulary-parallel cross-entropy, compiled", logits, 0, made=made, back_work=of.bytes("fp32"))
+
+
 def _sharded(program: Program, logits: Value, of: Logits) -> None:
     """As Megatron's, but the maximum is subtracted into a copy while the caller still holds the fp32 logits.
 
@@ -208,6 +219,7 @@ LOSSES: dict[str, Callable[[Program, Value, Logits], None]] = {
     "parallel": _parallel,
     "compiled-parallel": _compiled_parallel,
     "vocab-parallel": _vocab_parallel,
+    "native-fused": _native_fused,
     "sharded": _sharded,
     "fused": _fused,
 }

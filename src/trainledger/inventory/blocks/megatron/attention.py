@@ -11,11 +11,11 @@ from trainledger.inventory.blocks.megatron.modules import Modules
 from trainledger.inventory.tape import Value
 
 
-def attention(modules: Modules, of: Attention, x: Value) -> Value:
-    """The branch from the residual stream to what is added to it, its norm included."""
+def attention(modules: Modules, of: Attention, x: Value, *, drops: bool) -> Value:
+    """The branch from the residual stream to what is added to it, its norm included; `drops`: trained with dropout."""
     query, key, value = _latent(modules, of, x) if of.kind == "mla" else _grouped(modules, of, x)
     if modules.sizes.setting.scenario.attention == "eager":
-        out = _eager(modules, of, query, key, value)
+        out = _eager(modules, of, query, key, value, drops=drops)
     else:
         out = _fused(modules, of, query, key, value)
     return modules.row("attention output projection", out, modules.sizes.hidden_size, original=True)
@@ -137,14 +137,19 @@ def _hops(
     return (), ()
 
 
-def _eager(modules: Modules, of: Attention, query: Value, key: Value, value: Value) -> Value:
-    """Scores in 16 bits: softmax gives a new tensor, dropout another and a mask. [korthikanti: section 4.1]"""
+def _eager(modules: Modules, of: Attention, query: Value, key: Value, value: Value, *, drops: bool) -> Value:
+    """Scores in 16 bits: softmax gives a new tensor, dropout another and a mask. [korthikanti: section 4.1]
+
+    Dropout by a probability of 0 hands on what it got. [torch: aten/src/ATen/native/Dropout.cpp]
+    """
     program, sizes = modules.program, modules.sizes
     every = sizes.tokens * sizes.setting.workload.seq * sizes.heads(of)
     scores = bytes_of(every, sizes.dtype)
     with modules.recomputed("core_attn"):
         raw = program.op("scores", (query, key), scores, keeps=(query, key))
         soft = program.op("softmax", raw, scores, keeps_output=True, passes=True)
-        dropped = program.op("dropout of scores", soft, scores, made={"mask": bytes_of(every, "uint8")})
+        dropped = soft
+        if drops:
+            dropped = program.op("dropout of scores", soft, scores, made={"mask": bytes_of(every, "uint8")})
         out = modules.per_head(sizes.heads(of), of.v_head_dim)
         return program.op("values weighed", (dropped, value), out, keeps=(dropped, value))

@@ -1,4 +1,4 @@
-"""Dense networks, experts and state-space mixers as Megatron builds them of TransformerEngine's modules."""
+"""Dense networks and experts as Megatron builds them of TransformerEngine's modules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
-from trainledger.facts.model import Mlp, Moe, Ssm
+from trainledger.facts.model import Mlp, Moe
 from trainledger.inventory.blocks.megatron.modules import Modules
 from trainledger.inventory.tape import Value
 
@@ -101,15 +101,3 @@ def _rows(modules: Modules, of: Moe) -> IntArray:
     """[plans]: tokens that one rank sends to experts, and gets: capacity 1 with padding, or balanced routing."""
     sizes = modules.sizes
     return ceil_div(sizes.tokens, sizes.plans.sp_ranks) * of.top_k
-
-
-def mixer(modules: Modules, of: Ssm, x: Value) -> Value:
-    """A Mamba-2 mixer: convolution and scan are one function, which keeps the projection and its own result."""
-    sizes = modules.sizes
-    inner = of.heads * of.head_dim
-    mixed = sizes.cut(2 * inner + 2 * of.groups * of.state + of.heads, sizes.tp)
-    projected = modules.normed_column("norm, input projection of the mixer", x, sizes.hidden_size, mixed)
-    scanned = modules.program.op(
-        "convolution, scan and gate", projected, sizes.cut(inner, sizes.tp), keeps=(projected,), keeps_output=True
-    )
-    return modules.row("output projection of the mixer", scanned, sizes.hidden_size)

@@ -9,7 +9,8 @@ from trainledger.dtypes import bytes_of
 from trainledger.facts.model import Block
 from trainledger.inventory.blocks.loss import Logits, cross_entropy
 from trainledger.inventory.blocks.megatron.attention import attention
-from trainledger.inventory.blocks.megatron.feedforward import dense, mixer, routed
+from trainledger.inventory.blocks.megatron.feedforward import dense, routed
+from trainledger.inventory.blocks.megatron.mixer import mixer
 from trainledger.inventory.blocks.megatron.modules import Modules
 from trainledger.inventory.blocks.sizes import Sizes
 from trainledger.inventory.tape import Program, Tape, Value, walk
@@ -72,7 +73,7 @@ def _drops(block: Block) -> bool:
 
 def _branch(modules: Modules, block: Block, part: object, stream: Value) -> Value:
     if part is block.attention and block.attention is not None:
-        return attention(modules, block.attention, stream)
+        return attention(modules, block.attention, stream, drops=_drops(block))
     if part is block.ssm and block.ssm is not None:
         return mixer(modules, block.ssm, stream)
     if part is block.mlp and block.mlp is not None:
