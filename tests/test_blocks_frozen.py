@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +23,7 @@ from trainledger.plans.setting import Setting
 TOKENS, WIDTH, OUT, RANK = 96, 64, 160, 4
 SEQ = 512
 MODEL = dense(layers=6)
+PURE = {"precision": "bf16-pure", "recompute": "none"}
 
 
 def walked(frozen: Frozen) -> Tape:
@@ -60,12 +65,56 @@ def test_an_adapter_keeps_what_pytorch_keeps(adapters: torch.dtype, dtype: str, 
 def test_a_4_bit_product_unpacks_its_matrix_both_ways_and_once_kept_its_input() -> None:
     """MatMul4Bit: the matrix in 16 bits and its scales in fp32. [bitsandbytes]"""
     plain = Frozen(rank=RANK, targets=("v_proj",), adapter="bf16")
-    packed, older = (Frozen(rank=RANK, targets=("v_proj",), quantised=True, keeps=keeps) for keeps in (False, True))
+    packed, older, held = (
+        Frozen(rank=RANK, targets=("v_proj",), quantised=True, keeps=keeps) for keeps in ("", "step", "steps")
+    )
     unpacked = 2 * WIDTH * OUT + 4 * WIDTH * OUT // 64
     for phase in ("forward", "backward"):
         less, more = (int(walked(frozen).peak(phase)[0][0]) for frozen in (plain, packed))
         assert more - less == unpacked
-    assert [int(walked(frozen).saved[0]) for frozen in (plain, packed, older)] == [0, 0, 2 * TOKENS * WIDTH]
+    given = 2 * TOKENS * WIDTH
+    assert [int(walked(frozen).saved[0]) for frozen in (plain, packed, older, held)] == [0, 0, given, 2 * given]
+
+
+class Keeps(torch.autograd.Function):
+    """A function that keeps its input as bitsandbytes' MatMul4Bit did: in an attribute, unknown to autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - autograd's context has no type
+        """Doubled."""
+        ctx.kept = x
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override] # noqa: ANN401
+        """Of what it gave."""
+        return grad * 2
+
+
+def test_what_a_function_keeps_in_an_attribute_stays_as_long_as_the_loss() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    given = weight * 3
+    alive = weakref.ref(given)
+    loss = Keeps.apply(given).sum()
+    del given
+    loss.backward()
+    assert alive() is not None
+    del loss
+    gc.collect()
+    assert alive() is None
+
+
+def test_an_input_that_several_4_bit_products_share_is_kept_once_of_each_step() -> None:
+    gated = {
+        version: saved(setting_of(MODEL, workload(qlora=True), engine="pytorch", framework_version=version, **PURE))
+        for version in ("2.13", "2.4")
+    }
+    rows = 2 * SEQ
+    heads = next(t.shape[0] for t in MODEL.blocks[0].tensors if t.name.endswith("q_proj.weight"))
+    inner = MODEL.blocks[0].mlp.intermediate if MODEL.blocks[0].mlp else 0
+    # q, k and v keep one anyway, for their adapters, and attention what it gives: of both a copy is from before
+    more = rows * (MODEL.hidden_size + heads + 2 * MODEL.hidden_size + 2 * inner)
+    assert (gated["2.4"] - gated["2.13"]) / MODEL.num_layers == more
 
 
 def saved(setting: Setting) -> int:

@@ -24,7 +24,8 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     outputs_held     the loop has what the model gave in a variable, logits included, until the model gives more
     copies_kv        keys and values are copied for each query head before attention
     autocast         each product casts what it is given as it runs, so adapters are kept, and given theirs, in fp32
-    keeps_4bit_input  a 4-bit matrix keeps what it multiplies, as bitsandbytes before 0.43.2 did
+    keeps_4bit_input  a 4-bit matrix keeps what it multiplies, as bitsandbytes before 0.43.2 did: "step", until the loss
+                     is let go of with the step; "steps", until the next one is there, for the loop has it in a variable
     experts_batched  a batched product over each token's rows weighs what experts give; else it is weighed row by row
     selective_keeps  results that a checkpoint which chooses by operation keeps beside those of every second matrix:
                      flash, cudnn (of the attention kernels of that name), reduce_scatter, all_to_all
@@ -60,7 +61,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     outputs_held: bool = False
     copies_kv: bool = False
     autocast: bool = False
-    keeps_4bit_input: bool = False
+    keeps_4bit_input: Literal["", "step", "steps"] = ""
     experts_batched: bool = False
     selective_keeps: tuple[str, ...] = ()
     cudnn_from: str = ""

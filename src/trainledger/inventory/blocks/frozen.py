@@ -1,7 +1,8 @@
 """Frozen matrices and the adapters beside them: what their products need, keep and are given.
 
 4 bits     a product unpacks its matrix into the dtype that it is given, forward and backward, scales first: the
-           doubly quantised ones into fp32. Since release 0.43.2 it does not keep what it multiplies.
+           doubly quantised ones into fp32. Before release 0.43.2 it kept what it multiplies, in an attribute of its
+           node in the graph, which the backward does not clear: it stays as long as the loss does.
            [bitsandbytes: autograd/_functions.py MatMul4Bit, functional.py dequantize_4bit]
 autocast   a matrix in fp32 that is frozen is cast for each product, and the copy waits for its backward: only what
            trains is cast once. Adapters are in fp32, so peft casts what they are given, and autocast casts it back.
@@ -26,7 +27,7 @@ class Frozen:
     drops          a share of what an adapter is given is dropped
     adapter        dtype of what it is given, by its own weights; "": as it comes
     quantised      the matrices of layers are in 4 bits
-    keeps          such a product keeps what it multiplies
+    keeps          such a product keeps what it multiplies, for a "step" or, the loss being held, for two, "steps"
     wide           those of the output layer are in fp32 and cast for each product
     """
 
@@ -35,7 +36,7 @@ class Frozen:
     drops: bool = False
     adapter: str = ""
     quantised: bool = False
-    keeps: bool = False
+    keeps: str = ""
     wide: bool = False
 
     def adapts(self, module: str) -> bool:
@@ -50,11 +51,11 @@ class Frozen:
 
     def keeps_input(self, module: str) -> bool:
         """Whether a product waits with what it multiplies although its matrix does not train."""
-        return self.quantised and self.keeps and module != ""
+        return self.quantised and self.keeps != "" and module != ""
 
-    def cast_weight(self, module: str, elements: IntArray, dtype: str) -> Mapping[str, IntArray] | None:
+    def cast_weight(self, module: str, elements: IntArray, dtype: str) -> Mapping[str, IntArray]:
         """The copy of an fp32 matrix that waits for its backward."""
-        return {"matrix cast": bytes_of(elements, dtype)} if self.wide and not module else None
+        return {"matrix cast": bytes_of(elements, dtype)} if self.wide and not module else {}
 
 
 def frozen_of(setting: Setting) -> Frozen:

@@ -49,6 +49,7 @@ class Ops:
         self.dtype = dtype
         self.casts: Emulated | None = None
         self.frozen = Frozen() if frozen is None else frozen
+        self.shared: set[Value] = set()
 
     @property
     def rank(self) -> int:
@@ -123,7 +124,7 @@ class Ops:
             given.value,
             made.bytes(),
             keeps=(given.value,) if not self.rank or self.frozen.keeps_input(module) else (),
-            made=self.frozen.cast_weight(module, elements, self.dtype),
+            made={**self.frozen.cast_weight(module, elements, self.dtype), **self._kept_before(module, given)},
             weights=self.trained(weights),
             work=casts.forward(*sides) if casts is not None else again,
             back_work=casts.back(*sides) if casts is not None else again,
@@ -131,6 +132,14 @@ class Ops:
         )
         made = msgspec.structs.replace(made, value=value)
         return self._adapted(name, x, made) if self.adapts(module) else made
+
+    def _kept_before(self, module: str, x: Sheet) -> Mapping[str, IntArray]:
+        """What a 4-bit product kept of its input in the step before, of one that several share once."""
+        longer = self.frozen.keeps_input(module) and self.frozen.keeps == "steps" and not self.program.inside_region
+        if not longer or x.value.root in self.shared:
+            return {}
+        self.shared.add(x.value.root)
+        return {"input of the step before": x.bytes()}
 
     def _adapted(self, name: str, x: Sheet, made: Sheet) -> Sheet:
         """A low rank of x beside a frozen matrix, scaled and added to what that gives. [peft-lora]
