@@ -150,7 +150,6 @@ def test_what_is_not_read_is_refused_by_key(tmp_path: Path, text: str, says: str
 @pytest.mark.parametrize(
     ("name", "text", "whose"),
     [
-        ("a.yaml", "base_model: x\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\nfsdp_config:\n", "axolotl"),
         ("a.yml", "pipe_parallel_size: 1\nzero_optimization:\n  stage: 1\n", "GPT-NeoX"),
         ("a.yaml", "max_duration: 1ba\ndevice_train_microbatch_size: 8\nfsdp_config: {}\n", "LLM Foundry"),
         ("a.yaml", "data_stages: []\nparallelism:\n  dp: 2\n", "nanotron"),

@@ -136,6 +136,11 @@ def read_message(text: str) -> OutOfMemory:
     return read_log(text).first
 
 
+def asks_for_memory(text: str) -> bool:
+    """Whether a text has a message with a size."""
+    return next(_requests(COLOURS.sub("", text)), None) is not None
+
+
 def read_log(text: str) -> Log:
     """Every message of a text; BadInput where none states a size."""
     text = COLOURS.sub("", text)

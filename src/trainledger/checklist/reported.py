@@ -97,6 +97,7 @@ SETTINGS: dict[str, str] = {
     "ds-allgather-bucket-small": "DeepSpeed's JSON: allgather_bucket_size cuts the gathering after a step into many",
     "ds-fp16-bf16-both": "DeepSpeed's JSON: fp16.enabled and bf16.enabled",
     "ds-gradient-allreduce-sum": 'DeepSpeed\'s JSON: gradient_allreduce_op "sum" at stage 3',
+    "ds-trainer-mismatch": "a trainer's arguments beside DeepSpeed's JSON that says something else",
     "ds-unknown-key": "DeepSpeed's JSON: a key that its tables forbid, such as one that is misspelt",
     "fsdp-wrap": "accelerate's YAML: fsdp_auto_wrap_policy makes other units than blocks",
     "nvme-buffers": "DeepSpeed's JSON: offload to a disk, which is not counted",

@@ -12,7 +12,7 @@ import numpy as np
 
 from trainledger.account.memory import Alive, Memory, StageMemory, alive_at, memory_of, stage_memory
 from trainledger.account.memory.answers.storages import storages
-from trainledger.adapters.out_of_memory import Further, Log, OutOfMemory, read_log
+from trainledger.adapters.out_of_memory import Further, Log, OutOfMemory, asks_for_memory, read_log
 from trainledger.errors import BadInput, UsageError
 from trainledger.facts.model import Model
 from trainledger.inventory.inventory import Inventory
@@ -23,7 +23,7 @@ from trainledger.service.common import Note, Run, notes, prepared
 from trainledger.service.ledger import Engine, PlanDegrees, engine_of, plan_degrees
 from trainledger.service.plan_file import SUFFIX, overlay
 from trainledger.service.requests import ANSWER, INPUT, MODEL, RUN, PlanRequest, Switch, flag
-from trainledger.service.settings import is_model, names_settings
+from trainledger.service.settings import is_model, names_settings, with_settings
 from trainledger.units import format_bytes
 
 FOUND = 5
@@ -49,8 +49,9 @@ class Request(PlanRequest, frozen=True, kw_only=True, rename="kebab"):
     message: Annotated[
         str | None,
         flag(
-            "A PLAN file or a CONFIG (.toml) to check; DeepSpeed's JSON, accelerate's YAML or torchtitan's TOML; or an "
-            "out-of-memory message in quotes, or a file that has one, such as a log.",
+            "A PLAN file or a CONFIG (.toml) to check; DeepSpeed's JSON, accelerate's or a trainer's YAML, or "
+            "torchtitan's TOML; a launch command in quotes, or a script (.sh); or an out-of-memory message in quotes, "
+            "or a file that has some, such as a log.",
             "PLAN|MESSAGE",
             group=INPUT,
             positional=True,
@@ -167,9 +168,11 @@ def run(request: Request, *, model: Model | None = None) -> Response | Checked:
 
 def explained(request: Request, given: str, *, model: Model | None = None) -> Response:
     """Which storages of the plan have the size that a message asks for."""
-    log = _read(given)
+    # a pipe is read once
+    text = _text(given)
+    log = _read(given, text)
     message = log.first
-    run, plans, inventory = prepared(overlay(request), model=model)
+    run, plans, inventory = prepared(_planned_by(request, text), model=model)
     explains = _explainer(run, plans, inventory)
     found = explains(message, request.tensor or "")
     stages = stage_memory(inventory, plans)
@@ -197,6 +200,14 @@ def explained(request: Request, given: str, *, model: Model | None = None) -> Re
     )
 
 
+def _planned_by(request: Request, text: str) -> PlanRequest:
+    """The plan of the flags, or where they name no model, of a launch command that stands beside the message."""
+    asked = overlay(request)
+    if asked.model is None and asked.hidden is None and names_settings(text):
+        return with_settings(asked, text)[0]
+    return asked
+
+
 def _explainer(run: Run, plans: Plans, inventory: Inventory) -> Callable[[OutOfMemory, str], Explained]:
     """What a message comes to under the plan, whose storages are listed once; the text names a tensor."""
     stored, row, seq = storages(inventory, plans), plans.row(0), run.setting.workload.seq
@@ -221,10 +232,10 @@ def _other(one: Further, found: Explained) -> Other:
 
 
 def _planned(given: str) -> bool:
-    """Whether it names a plan: a PLAN file, or settings of an engine or a launcher, which make one."""
+    """Whether it names a plan: a PLAN file, or settings or a launch command, which make one; a message goes before."""
     if given.endswith(SUFFIX):
         return not _spaced(given) or Path(given).exists()
-    return Path(given).suffix in SETTINGS and _there(given) and names_settings(given)
+    return names_settings(given) and not asks_for_memory(_text(given))
 
 
 def _there(given: str) -> bool:
@@ -235,9 +246,8 @@ def _there(given: str) -> bool:
         return False
 
 
-def _read(given: str) -> Log:
+def _read(given: str, text: str) -> Log:
     """The message; settings of another program, which have none, are told from a log."""
-    text = _text(given)
     try:
         return read_log(text)
     except BadInput:

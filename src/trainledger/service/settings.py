@@ -9,10 +9,13 @@ from typing import Any, cast
 import msgspec
 
 from trainledger.adapters.accelerate import is_accelerate, read_accelerate
+from trainledger.adapters.command_line import flags_of
 from trainledger.adapters.deepspeed import is_deepspeed, read_deepspeed
+from trainledger.adapters.megatron import is_megatron, read_megatron
 from trainledger.adapters.plain_yaml import parse_yaml
 from trainledger.adapters.settings import Settings
 from trainledger.adapters.torchtitan import is_torchtitan, read_torchtitan
+from trainledger.adapters.trainer import is_trainer, model_of, read_trainer
 from trainledger.errors import BadInput, UsageError
 from trainledger.facts.load import load_toml
 from trainledger.facts.model import Model
@@ -24,27 +27,28 @@ from trainledger.service.requests import PlanRequest
 
 SUFFIXES = (".json", ".yaml", ".yml", SUFFIX)
 """How names of such files end."""
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt")
+"""How names of files end that may have a launch command."""
+LONGEST = 1 << 20
+"""Characters of a command or script."""
+COMMAND = "the command"
 SHAPES = ("model_type", "architectures", "hidden_size", "n_embd", "d_model")
 """Keys of a model's config."""
 NOT_READ: dict[str, tuple[str, ...]] = {
-    "axolotl": ("base_model", "micro_batch_size"),
     "GPT-NeoX": ("pipe_parallel_size",),
     "GPT-NeoX (in its older spelling)": ("pipe-parallel-size",),
     "LLM Foundry": ("max_duration", "device_train_microbatch_size"),
     "nanotron": ("data_stages", "parallelism"),
-    "transformers' trainer or LLaMA-Factory": ("model_name_or_path",),
 }
 """Programs whose settings have these keys, and are not read."""
 SAME = {"engine": ALIASES, "optimizer": OPTIMIZER_ALIASES}
 """Fields whose values have several names."""
 
 
-def names_settings(path: str) -> bool:
-    """Whether a file has settings, read here or not, and is no PLAN file, no log and no model."""
-    if Path(path).suffix not in SUFFIXES:
-        return False
+def names_settings(given: str) -> bool:
+    """Whether it is a file of settings or a launch command, read here or not, and no PLAN file, log or model."""
     try:
-        return bool(_program(path, _tables(path)))
+        return bool(_program(given, _tables(given)))
     except BadInput:
         return False
 
@@ -54,72 +58,105 @@ def is_model(path: str) -> bool:
     return any(key in _tables(path) for key in SHAPES)
 
 
-def with_settings(request: PlanRequest, path: str, *, model: Model | None = None) -> tuple[PlanRequest, Settings]:
-    """The plan of a file of settings under the flags; a flag that says something else than the file is refused."""
-    given = {name: getattr(request, name) for name in request.__struct_fields__ if getattr(request, name) is not None}
-    tables = _tables(path)
-    program = _program(path, tables)
+def with_settings(request: PlanRequest, given: str, *, model: Model | None = None) -> tuple[PlanRequest, Settings]:
+    """The plan of settings under the flags; a flag that says something else than they do is refused."""
+    flags = _flags(request)
+    tables = _tables(given)
+    program, where = _program(given, tables), given if _is_file(given) else COMMAND
     if program in NOT_READ:
-        raise BadInput(f"{path} is {program}'s, whose settings are not read; give what it says as flags")
+        raise BadInput(f"{where} is {program}'s, whose settings are not read; give what it says as flags")
     if program == "torchtitan":
-        settings = read_torchtitan(path, tables, given)
+        settings = read_torchtitan(where, tables, flags)
+    elif program == "Megatron":
+        settings = read_megatron(where, tables, flags)
     else:
-        settings = _of_launchers(path, tables, request, given, model)
-    _refuse_contradicted(settings, given)
-    filled = {name: value for name, value in settings.plan.items() if name not in given}
+        settings = _of_launchers(program, where, tables, request, model)
+    _refuse_contradicted(settings, flags)
+    known = request.__struct_fields__
+    filled = {name: value for name, value in settings.plan.items() if name not in flags and name in known}
     return msgspec.structs.replace(request, **filled), settings
 
 
+def _flags(request: PlanRequest) -> dict[str, Any]:
+    """The fields that flags say."""
+    return {name: getattr(request, name) for name in request.__struct_fields__ if getattr(request, name) is not None}
+
+
 def _of_launchers(
-    path: str, tables: dict[str, Any], request: PlanRequest, given: dict[str, Any], model: Model | None
+    program: str, where: str, tables: dict[str, Any], request: PlanRequest, model: Model | None
 ) -> Settings:
-    """DeepSpeed's JSON and accelerate's YAML, which name no model: some of their values follow from it."""
-    if model is None and request.model is None and not any(given.get(size) for size in ("hidden", "layers")):
-        raise UsageError(f"{path} names no model; give --model, such as --model llama-3-8b")
+    """Settings some of whose values follow from the model, which a trainer's alone name."""
+    flags = _flags(request)
+    if model is None and request.model is None and request.hidden is None:
+        named = model_of(tables) if program == "trainer" else None
+        if named is None:
+            what = "names no model that comes with the package" if program == "trainer" else "names no model"
+            raise UsageError(f"{where} {what}; give --model, such as --model llama-3-8b")
+        request = msgspec.structs.replace(request, model=named)
     found = model if model is not None else find_model(request)
-    if Path(path).suffix == ".json":
-        return read_deepspeed(path, tables, given, found)
-    folder = Path(path).parent
+    folder = Path() if where == COMMAND else Path(where).parent
 
     def loaded(name: str) -> Mapping[str, Any]:
         file = Path(name).expanduser()
-        return load_config(file if file.is_absolute() or not (folder / file).exists() else folder / file)
+        return _tables(str(file if file.is_absolute() or not (folder / file).exists() else folder / file))
 
-    return read_accelerate(path, tables, given, found, loaded)
+    if program == "DeepSpeed":
+        return read_deepspeed(where, tables, flags, found)
+    if program == "accelerate":
+        return read_accelerate(where, tables, flags, found, loaded)
+    return read_trainer(where, tables, flags, found, loaded)
 
 
-def _program(path: str, tables: Mapping[str, Any]) -> str:
-    """Whose settings a file has, by its suffix and its keys; "" where that is not known."""
-    suffix = Path(path).suffix
+def _program(given: str, tables: Mapping[str, Any]) -> str:
+    """Whose settings these are, by suffix and keys; "" where that is not known."""
+    suffix = Path(given).suffix if _is_file(given) else ""
     if suffix == SUFFIX:
         return "torchtitan" if is_torchtitan(tables) else ""
-    if suffix == ".json" and is_deepspeed(tables):
-        return "DeepSpeed"
-    if suffix != ".json" and is_accelerate(tables):
-        return "accelerate"
-    return next((name for name, keys in NOT_READ.items() if all(key in tables for key in keys)), "")
-
-
-def _tables(path: str) -> dict[str, Any]:
-    """The object at the top of a JSON, YAML or TOML file."""
-    suffix = Path(path).suffix
-    if suffix == SUFFIX:
-        return load_toml(Path(path))
     if suffix == ".json":
-        return load_config(path)
+        return "DeepSpeed" if is_deepspeed(tables) else ""
+    mapping = suffix in SUFFIXES
+    if mapping and is_accelerate(tables):
+        return "accelerate"
+    if not mapping and is_megatron(tables):
+        return "Megatron"
+    if is_trainer(tables):
+        return "trainer"
+    return next((name for name, keys in NOT_READ.items() if mapping and all(key in tables for key in keys)), "")
+
+
+def _is_file(given: str) -> bool:
+    """Whether it names a file; a command is longer than a name can be, or has flags."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        return Path(given).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _tables(given: str) -> dict[str, Any]:
+    """The object at the top of a JSON, YAML or TOML file, or the flags of a command."""
+    suffix = Path(given).suffix
+    if not _is_file(given) and (suffix not in SUFFIXES or " --" in given):
+        return flags_of(given[:LONGEST])
+    if suffix == SUFFIX:
+        return load_toml(Path(given))
+    if suffix == ".json":
+        return load_config(given)
+    if suffix not in (*SUFFIXES, *SCRIPTS):
+        return {}
+    try:
+        text = Path(given).read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
+        raise BadInput(f"{given} cannot be read ({error.strerror}); check the path and its permissions") from None
     except UnicodeDecodeError:
-        raise BadInput(f"{path} is not UTF-8 text; save it as UTF-8") from None
-    return parse_yaml(text, where=path)
+        raise BadInput(f"{given} is not UTF-8 text; save it as UTF-8") from None
+    return flags_of(text[:LONGEST]) if suffix in SCRIPTS else parse_yaml(text, where=given)
 
 
 def _refuse_contradicted(settings: Settings, given: Mapping[str, Any]) -> None:
     """As transformers' trainer does of its own arguments: two values of one thing are refused."""
     for name, value in settings.plan.items():
-        if name not in given or _same(name, value, given[name]):
+        # what a file calls its model may be a folder of anything
+        if name == "model" or name not in given or _same(name, value, given[name]):
             continue
         key = next((used for used in settings.used if used.flag.startswith(f"--{name.replace('_', '-')} ")), None)
         source = f"{key.key} {key.value}" if key is not None else settings.kind

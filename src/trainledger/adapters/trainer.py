@@ -1,0 +1,334 @@
+"""What transformers' Trainer is told, and programs around it: a command, or YAML of LLaMA-Factory, TRL and axolotl.
+
+[transformers: training_args.py; LLaMA-Factory: hparams; axolotl: utils/schemas; trl: trainer/sft_config.py]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from trainledger.adapters.accelerate import read_accelerate
+from trainledger.adapters.command_line import one_of, preset_of, ranks_of
+from trainledger.adapters.deepspeed import read_deepspeed
+from trainledger.adapters.settings import Conflict, Settings, Unused, Used, Values
+from trainledger.errors import BadInput
+from trainledger.facts.model import Model
+
+KIND = "trainer arguments"
+MODEL = ("model_name_or_path", "base_model", "model", "model_id")
+MBS = ("per_device_train_batch_size", "micro_batch_size")
+SEQ = ("cutoff_len", "model_max_length", "max_seq_length", "max_seq_len", "sequence_len", "max_length", "block_size")
+RANK = ("lora_rank", "lora_r")
+TARGETS = ("lora_target", "lora_target_modules", "lora_targets")
+ATTENTION = ("flash_attn", "attn_implementation", "flash_attention")
+OPTIMIZERS = {
+    "adamw_hf": "adamw",
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw-fused",
+    "adamw_apex_fused": "adamw-fused",
+    "adamw_bnb_8bit": "adamw-8bit",
+    "adamw_8bit": "adamw-8bit",
+    "adamw_torch_8bit": "adamw-8bit",
+    "paged_adamw_8bit": "adamw-8bit",
+    "paged_adamw_32bit": "adamw",
+    "paged_adamw": "adamw",
+}
+_LOSS = "makes no logits in its fused loss, which the account holds: what it says is an upper bound"
+_HOST = "keeps checkpoints in host memory, which --offload activations counts where the engine has it"
+NOT_COUNTED: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "enable_liger_kernel",
+            "use_liger_kernel",
+            "use_liger",
+            "liger_fused_linear_cross_entropy",
+            "cut_cross_entropy",
+        ),
+        _LOSS,
+    ),
+    **dict.fromkeys(("activation_offloading", "offload_activations", "use_unsloth_gc", "use_unsloth"), _HOST),
+    **dict.fromkeys(
+        ("packing", "sample_packing", "neat_packing"), "fills sequences up, which the account takes as full"
+    ),
+    "torch_compile": "is said by --compile, where the engine's account has it",
+    "use_cache": "is off while activations are computed again",
+}
+"""Arguments that change what is held and are no flag here, and what to make of them."""
+FACTORY = ("finetuning_type", "stage", "template", "cutoff_len")
+"""Arguments of LLaMA-Factory, which recomputes unless it is told not to."""
+LAUNCHER = (
+    "nproc_per_node", "nnodes", "num_gpus", "num_nodes", "include", "num_processes", "num_machines", "gpus_per_node",
+)  # fmt: skip
+DEGREES = {
+    "tensor_parallel_size": "tp",
+    "context_parallel_size": "cp",
+    "sequence_parallel_size": "cp",
+    "expert_parallel_size": "ep",
+    "dp_replicate_size": "dp_replicate",
+    "dp_shard_size": "dp_shard",
+}
+TRUE, FALSE = ("true", "1", "yes", "auto"), ("false", "0", "no", "none", "")
+
+Loaded = Callable[[str], Mapping[str, Any]]
+
+
+def is_trainer(told: Mapping[str, Any]) -> bool:
+    """Whether these are arguments of such a trainer."""
+    return "per_device_train_batch_size" in told or ("model_name_or_path" in told) or (
+        "base_model" in told and ("micro_batch_size" in told or "sequence_len" in told)
+    )  # fmt: skip
+
+
+def model_of(told: Mapping[str, Any]) -> str | None:
+    """The preset that the arguments name."""
+    return next((preset for name in MODEL if (preset := preset_of(told.get(name))) is not None), None)
+
+
+def read_trainer(
+    where: str, told: Mapping[str, Any], given: Mapping[str, Any], model: Model, loaded: Loaded
+) -> Settings:
+    """The plan of the arguments; settings of DeepSpeed that they name are read beside them."""
+    asked = _Told(where, told, given)
+    for part in (_batch, _precision, _adapters, _rest):
+        part(asked)
+    launcher, file = told.get("config_file"), told.get("deepspeed")
+    if isinstance(launcher, str):
+        asked.used["config_file"] = "its keys below"
+        explicit = {name: value for name, value in asked.plan.items() if name != "precision" or _explicit(asked)}
+        made = read_accelerate(launcher, loaded(launcher), {**explicit, **given}, model, loaded)
+        return _settings(asked, {**asked.plan, **made.plan, **explicit}, made)
+    if isinstance(file, str) and file:
+        asked.used["deepspeed"] = "its keys below"
+        made = read_deepspeed(file, loaded(file), {**asked.plan, **given}, model)
+        asked.conflicts += _mismatches(asked, made)
+        return _settings(asked, {**asked.plan, **made.plan}, made)
+    _sharding(asked)
+    return _settings(asked, asked.plan, None)
+
+
+def _explicit(asked: _Told) -> bool:
+    """Whether a switch of the trainer says the precision."""
+    return any(name in asked.used for name in ("bf16", "fp16", "pure_bf16"))
+
+
+def _mismatches(asked: _Told, made: Settings) -> Iterator[Conflict]:
+    """What the trainer compares and refuses. [transformers: integrations/deepspeed.py, fill_match]"""
+    keys = {one.flag.partition(" ")[0]: one for one in made.used}
+    for name in ("mbs", "gbs", "precision"):
+        mine, other = asked.plan.get(name), made.plan.get(name)
+        said = keys.get(f"--{name}")
+        if mine is None or other is None or mine == other or said is None:
+            continue
+        file = f"{said.key} {said.value} of {made.path} is --{name} {other}"
+        yield Conflict(
+            id="ds-trainer-mismatch",
+            severity="refuse",
+            message=f"{file}, and the trainer's own arguments are {mine}",
+            knob=f'set {said.key} to "auto", or change the argument',
+            source="transformers integrations/deepspeed.py at 02348331, HfTrainerDeepSpeedConfig",
+        )
+
+
+class _Told:
+    """Arguments as they are taken, and the plan as it grows."""
+
+    def __init__(self, where: str, told: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        self.where = where
+        self.told = told
+        self.given = given
+        self.plan: dict[str, Any] = {}
+        self.used: dict[str, str] = {}
+        self.conflicts: list[Conflict] = []
+
+    def first(self, names: tuple[str, ...]) -> str | None:
+        """The first of these arguments that is there and says something."""
+        return next((name for name in names if self.told.get(name) not in (None, "")), None)
+
+    def whole(self, name: str) -> int:
+        """A whole number of at least 1."""
+        value = one_of(self.told[name])
+        if isinstance(value, str) and value.startswith("$"):
+            raise BadInput(f"{self.where}: {name} is {value}, and nothing here assigns it; write the number")
+        if isinstance(value, str) and value.isdigit():
+            value = int(value)
+        return Values(self.where, {name: value}).whole(name, least=1) or 1
+
+    def on(self, name: str) -> bool:
+        """Whether a switch is there and not off; auto is on where the card has it."""
+        value = one_of(self.told.get(name))
+        if value is None or isinstance(value, bool):
+            return bool(value)
+        text = str(value).lower()
+        if text in FALSE:
+            return False
+        if text in TRUE:
+            return True
+        raise BadInput(f"{self.where}: {name} is {value!r}: write true or false")
+
+    def take(self, name: str, field: str, value: object, flag: str = "") -> None:
+        """Have a flag from an argument."""
+        self.plan[field] = value
+        shown = ",".join(value) if isinstance(value, tuple) else value
+        self.used[name] = flag or f"--{field.replace('_', '-')} {shown}"
+
+
+def _batch(asked: _Told) -> None:
+    """Sizes; how many ranks there are, which a file leaves to the launcher."""
+    gpus = ranks_of({name: asked.told[name] for name in LAUNCHER if name in asked.told}, asked.where)
+    if gpus is not None:
+        asked.plan["gpus"] = gpus
+        asked.used |= {name: f"--gpus {gpus}" for name in LAUNCHER if name in asked.told}
+    for names, field in ((MBS, "mbs"), (SEQ, "seq")):
+        name = asked.first(names)
+        if name is not None:
+            asked.take(name, field, asked.whole(name))
+    for name, field in DEGREES.items():
+        if asked.told.get(name) is not None and asked.whole(name) > 1:
+            asked.take(name, field, asked.whole(name))
+    steps = "gradient_accumulation_steps"
+    gpus = gpus or asked.given.get("gpus")
+    if steps in asked.told and gpus is not None and "mbs" in asked.plan:
+        others = asked.plan.get("tp", 1) * asked.plan.get("cp", 1)
+        asked.take(steps, "gbs", asked.plan["mbs"] * asked.whole(steps) * max(gpus // others, 1))
+
+
+def _precision(asked: _Told) -> None:
+    """fp32 unless a switch says otherwise; a whole model in 16 bits is its own recipe."""
+    if asked.told.get("pure_bf16") is not None and asked.on("pure_bf16"):
+        asked.take("pure_bf16", "precision", "bf16-pure")
+    elif asked.on("bf16"):
+        asked.take("bf16", "precision", "bf16")
+    elif asked.on("fp16"):
+        asked.take("fp16", "precision", "fp16")
+    else:
+        asked.plan["precision"] = "fp32"
+    if asked.on("fp8"):
+        raise BadInput(f"{asked.where}: fp8 says no recipe; give --precision fp8-rowwise or fp8-tensorwise")
+
+
+def _adapters(asked: _Told) -> None:
+    """LoRA and QLoRA, with each program's own names and defaults."""
+    kind = str(asked.told.get("finetuning_type") or asked.told.get("adapter") or asked.told.get("train_type") or "")
+    name = asked.first(RANK)
+    if asked.on("load_in_8bit") or str(asked.told.get("quantization_bit", "")) == "8":
+        raise BadInput(f"{asked.where}: weights of 8 bits are counted by no account here; load_in_4bit is --qlora")
+    if kind not in ("lora", "qlora", "dora") and not asked.on("use_peft") and not asked.on("use_lora"):
+        return
+    asked.plan["lora_rank"] = asked.whole(name) if name is not None else 8
+    said = (*RANK, "finetuning_type", "adapter", "use_peft", "use_lora", "train_type")
+    asked.used |= {one: f"--lora-rank {asked.plan['lora_rank']}" for one in said if one in asked.told}
+    wanted = asked.first(TARGETS)
+    if asked.on("lora_target_linear"):
+        asked.take("lora_target_linear", "lora_targets", ("all-linear",))
+    elif wanted is not None:
+        asked.take(wanted, "lora_targets", _targets(asked.told[wanted]))
+    for one in ("load_in_4bit", "quantization_bit", "quantized", "q_lora"):
+        if one in asked.told and (str(asked.told[one]) == "4" or asked.on(one)):
+            asked.take(one, "qlora", value=True, flag="--qlora")
+
+
+def _targets(value: object) -> tuple[str, ...]:
+    if isinstance(value, list):
+        return tuple(map(str, value))
+    text = str(value)
+    return ("all-linear",) if text in ("all", "all-linear", "all_linear") else tuple(text.replace(",", " ").split())
+
+
+def _rest(asked: _Told) -> None:
+    """Recomputation, attention, the optimizer, a reference model."""
+    checkpointing = "gradient_checkpointing"
+    if asked.on("disable_gradient_checkpointing"):
+        asked.take("disable_gradient_checkpointing", "recompute", "none")
+    elif checkpointing in asked.told:
+        asked.take(checkpointing, "recompute", "full" if asked.on(checkpointing) else "none")
+    else:
+        asked.plan["recompute"] = "full" if any(sign in asked.told for sign in FACTORY) else "none"
+    name = asked.first(ATTENTION)
+    if name is not None:
+        word = str(asked.told[name]).lower()
+        asked.take(name, "attention", "eager" if word in ("eager", "disabled", "false", "no") else "flash")
+    name = asked.first(("optim", "optimizer"))
+    if name is not None:
+        word = str(asked.told[name])
+        asked.take(name, "optimizer", OPTIMIZERS.get(word, word))
+    if str(asked.told.get("stage") or asked.told.get("rl") or "") == "dpo":
+        key = "stage" if "stage" in asked.told else "rl"
+        if "lora_rank" not in asked.plan:
+            asked.take(key, "frozen_copy", 1)
+        asked.conflicts.append(_pairs(asked))
+
+
+def _pairs(asked: _Told) -> Conflict:
+    return Conflict(
+        id="dpo-doubles-batch",
+        severity="advise",
+        message=f"a preference loss runs chosen and rejected answers at once: mbs={asked.plan.get('mbs', 1)} are pairs",
+        knob="for what is held, double the micro-batch in the file",
+        source="trl trainer/dpo_trainer.py concatenated_forward",
+    )
+
+
+def _sharding(asked: _Told) -> None:
+    """FSDP where it is asked for, else every rank keeps the model whole."""
+    value = asked.told.get("fsdp")
+    words = value if isinstance(value, list) else str(value or "").replace(",", " ").split()
+    settings = asked.told.get("fsdp_config")
+    inner = settings if isinstance(settings, Mapping) else {}
+    if not words and not inner:
+        asked.plan |= {"engine": "pytorch", "zero": 0}
+        return
+    version = inner.get("fsdp_version") or inner.get("version") or asked.told.get("fsdp_version") or 1
+    strategy = str(inner.get("fsdp_sharding_strategy") or "").upper()
+    half = "shard_grad_op" in words or strategy == "SHARD_GRAD_OP" or inner.get("reshard_after_forward") is False
+    plan: dict[str, Any] = {"engine": "pytorch" if str(version) == "2" else "fsdp1", "zero": 2 if half else 3}
+    offloads = "offload" in words or any(inner.get(key) for key in ("fsdp_offload_params", "offload_params"))
+    if offloads:
+        plan["offload"] = ("parameters",)
+    if any(inner.get(key) for key in ("fsdp_activation_checkpointing", "activation_checkpointing")):
+        plan["recompute"] = "full"
+    if strategy.startswith("HYBRID") or any("hybrid" in str(word) for word in words):
+        raise BadInput(f"{asked.where}: fsdp is a hybrid; give --engine pytorch --zero 3 with --dp-replicate")
+    asked.plan |= plan
+    flags = f"--engine {plan['engine']} --zero {plan['zero']}{' --offload parameters' if offloads else ''}"
+    asked.used |= {name: flags for name in ("fsdp", "fsdp_config", "fsdp_version") if name in asked.told}
+
+
+def _settings(asked: _Told, plan: Mapping[str, Any], made: Settings | None) -> Settings:
+    rate = asked.told.get("learning_rate")
+    numeric: dict[str, float | bool] = {}
+    try:
+        if rate is not None:
+            numeric["learning_rate"] = float(rate)
+            asked.used["learning_rate"] = "--learning-rate"
+    except (TypeError, ValueError):
+        raise Values(asked.where, asked.told).wrong("learning_rate", "a number") from None
+    model = model_of(asked.told)
+    if model is not None and asked.given.get("model") is None:
+        asked.used |= {name: f"--model {model}" for name in MODEL if preset_of(asked.told.get(name)) == model}
+        plan = {"model": model, **plan}
+    used = tuple(Used(key=key, value=_typed(asked.told[key]), flag=flag) for key, flag in asked.used.items())
+    return Settings(
+        path=asked.where,
+        kind=KIND,
+        plan=dict(plan),
+        told={**numeric, **({} if made is None else made.told)},
+        used=(*used, *(() if made is None else made.used)),
+        unused=(*_unused(asked), *(() if made is None else made.unused)),
+        conflicts=(*asked.conflicts, *(() if made is None else made.conflicts)),
+    )
+
+
+def _unused(asked: _Told) -> Iterator[Unused]:
+    for key, value in asked.told.items():
+        if key not in asked.used:
+            off = str(value).lower() in FALSE
+            why = "is off" if off else NOT_COUNTED.get(key, "is of the run, or taken as it is usual")
+            yield Unused(key=key, value=_typed(value), why=why)
+
+
+def _typed(value: object) -> str:
+    if value is True:
+        return "true"
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
