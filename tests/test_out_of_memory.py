@@ -280,6 +280,18 @@ def test_of_many_that_match_those_that_the_traceback_speaks_of_come_first() -> N
     assert (plain.named, said.named) == ("", "logits")
 
 
+def test_of_many_that_match_those_of_the_part_of_the_step_that_ran_come_first() -> None:
+    """Lightning-AI/litgpt#684: 64,000 words of 4096 and logits of 4096 tokens are as large, and so are gradients."""
+    size = 64000 * 4096 * 4
+    flags: dict[str, Any] = {"model": "mistral-7b-v0.1", "set": ("vocab_size=64000",), "engine": "pytorch", "gpus": 8}
+    for words, phase in (
+        ("Variable._execution_engine.run_backward(", "backward"),
+        ("return forward_call(*args, **kwargs)", "forward"),
+    ):
+        first = told(asked(size, words), **flags, zero=3).candidates[0]
+        assert first.phase.startswith(phase)
+
+
 def test_a_tensor_that_is_named_and_has_another_size_is_inverted() -> None:
     found = told(asked(2.5 * 4096 * 128256 * 4), "logits", model="llama-3-8b", engine="pytorch")
     assert found.candidates == ()

@@ -57,6 +57,14 @@ HINTS: dict[str, tuple[str, ...]] = {
 """Words of the line of the program that asked, and the family of storages that it asks for."""
 
 
+PHASES: dict[str, tuple[str, ...]] = {
+    "forward": ("return forward_call(", "in forward\n"),
+    "backward": ("run_backward(", "autograd.backward(", "loss.backward("),
+    "optimizer": ("optimizer.step(", "exp_avg_sq", "initialize_optimizer_states", "_multi_tensor_adam"),
+}
+"""Words of a traceback, and the part of a step that runs there: a phase that has the word in it."""
+
+
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A storage of the plan that has the size asked for; `off` is what is granted for it, over the print, less 1.
 
@@ -119,9 +127,15 @@ def explain(
     rows = [(one, off) for one in found if (off := _off(message, one)) is not None]
     if wanted is not None:
         rows = [(one, off) for one, off in rows if one in wanted]
-    host = message.device == "cpu"
+    host, phase = message.device == "cpu", _phase(message.before + "\n" + message.text)
     rows.sort(
-        key=lambda row: (row[0].family != hint, (row[0].place == "host") != host, not row[0].in_plan, abs(row[1]))
+        key=lambda row: (
+            row[0].family != hint,
+            (row[0].place == "host") != host,
+            not row[0].in_plan,
+            phase not in row[0].phase,
+            abs(row[1]),
+        )
     )
     candidates = _grouped(rows)[:MOST_CANDIDATES]
     asked = wanted if wanted is not None else [one for one in found if one.family == (hint or "logits")]
@@ -181,6 +195,13 @@ def _hint(text: str) -> str:
     found = {family: max(text.rfind(word) for word in words) for family, words in HINTS.items()}
     family = max(found, key=lambda name: found[name])
     return family if found[family] >= 0 else ""
+
+
+def _phase(text: str) -> str:
+    """The part of a step that the traceback ends in; "" where it does not say."""
+    found = {phase: max(text.rfind(word) for word in words) for phase, words in PHASES.items()}
+    phase = max(found, key=lambda name: found[name])
+    return phase if found[phase] >= 0 else ""
 
 
 def _off(message: OutOfMemory, one: Stored) -> float | None:
