@@ -104,6 +104,15 @@ def test_what_a_function_keeps_in_an_attribute_stays_as_long_as_the_loss() -> No
     assert alive() is None
 
 
+def test_a_4_bit_product_gives_what_it_gives_in_the_dtype_that_it_was_given() -> None:
+    """Linear4bit.forward casts its result back, so that what stays in fp32 stays so. [bitsandbytes: nn/modules.py]"""
+    ops = Ops(Program(), "bf16", Frozen(rank=RANK, targets=("v_proj",), quantised=True))
+    wide = ops.input("x", np.array([TOKENS]), WIDTH, "fp32")
+    narrow = ops.input("y", np.array([TOKENS]), WIDTH)
+    assert [ops.linear("up", x, OUT, module="up_proj").dtype for x in (wide, narrow)] == ["fp32", "bf16"]
+    assert ops.linear("output layer", wide, OUT).dtype == "bf16"
+
+
 def test_an_input_that_several_4_bit_products_share_is_kept_once_of_each_step() -> None:
     gated = {
         version: saved(setting_of(MODEL, workload(qlora=True), engine="pytorch", framework_version=version, **PURE))

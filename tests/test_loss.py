@@ -34,6 +34,7 @@ def per_logit(tape: Tape) -> tuple[float, float]:
     [
         ("eager", 10, 12),
         ("shifted", 12, 12),
+        ("copied", 14, 12),
         ("compiled", 2, 4),
         ("parallel", 14, 16),
         ("compiled-parallel", 10, 6),
@@ -50,7 +51,7 @@ def test_bytes_per_logit(how: str, forward: float, backward: float) -> None:
 
 def test_every_way_is_in_that_table() -> None:
     cut = {"parallel", "compiled-parallel", "vocab-parallel", "native-fused", "sharded"}
-    assert set(LOSSES) == {"eager", "shifted", "compiled", "fused"} | cut
+    assert set(LOSSES) == {"eager", "shifted", "copied", "compiled", "fused"} | cut
 
 
 @pytest.mark.parametrize(("how", "kept"), [("eager", 4), ("compiled", 2), ("parallel", 4), ("fused", 2)])

@@ -33,7 +33,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
         "2024-04.toml",
         "graph-trainer.toml",
     ),
-    "fsdp1": ("2.13.toml", "2.4.toml", "composer.toml", "fsdp-qlora.toml"),
+    "fsdp1": ("2.13.toml", "2.6.toml", "2.4.toml", "composer.toml", "fsdp-qlora.toml"),
     "deepspeed": ("0.19.toml", "0.14.toml"),
     "deepspeed-estimator": ("0.19.toml", "before-0.14.3.toml"),
     "megatron": ("0.20.toml", "0.11.toml", "zero-bubble.toml"),

@@ -1,9 +1,9 @@
 """Frozen matrices and the adapters beside them: what their products need, keep and are given.
 
-4 bits     a product unpacks its matrix into the dtype that it is given, forward and backward, scales first: the
-           doubly quantised ones into fp32. Before release 0.43.2 it kept what it multiplies, in an attribute of its
-           node in the graph, which the backward does not clear: it stays as long as the loss does.
-           [bitsandbytes: autograd/_functions.py MatMul4Bit, functional.py dequantize_4bit]
+4 bits     a product casts what it is given and unpacks its matrix, forward and backward, scales first: the doubly
+           quantised ones into fp32; what it gives is cast back. Before release 0.43.2 it kept what it multiplies, in an
+           attribute of its node in the graph, which the backward does not clear: it stays as long as the loss does.
+           [bitsandbytes: autograd/_functions.py MatMul4Bit, functional.py dequantize_4bit, nn/modules.py Linear4bit]
 autocast   a matrix in fp32 that is frozen is cast for each product, and the copy waits for its backward: only what
            trains is cast once. Adapters are in fp32, so peft casts what they are given, and autocast casts it back.
            [torch: aten/src/ATen/autocast_mode.cpp cached_cast; peft-lora]
@@ -52,6 +52,10 @@ class Frozen:
     def keeps_input(self, module: str) -> bool:
         """Whether a product waits with what it multiplies although its matrix does not train."""
         return self.quantised and self.keeps != "" and module != ""
+
+    def gives_back(self, module: str) -> bool:
+        """Whether what it gives is cast to the dtype of what it was given, whatever it multiplied in."""
+        return self.quantised and module != ""
 
     def cast_weight(self, module: str, elements: IntArray, dtype: str) -> Mapping[str, IntArray]:
         """The copy of an fp32 matrix that waits for its backward."""

@@ -5,7 +5,8 @@ Bytes per logit of this rank at the most, with logits in 16 bits:
   how             forward  backward  whose
   eager                10        12  PyTorch on `logits.float()`
   shifted              12        12  transformers before 4.45, which copies the logits of all tokens but the last
-  compiled              2         4  the same under torch.compile, in two kernels
+  copied               14        12  transformers 4.45 to 4.49, which casts them in the loss and then copies as before
+  compiled              2         4  the first under torch.compile, in two kernels
   parallel             14        16  PyTorch's loss_parallel() over a cut vocabulary
   compiled-parallel    10         6  the same under torch.compile
   vocab-parallel        6         6  Megatron, native, not fused
@@ -132,6 +133,11 @@ def _shifted(program: Program, logits: Value, of: Logits) -> None:
     program.drop(taken, wide)
 
 
+def _copied(program: Program, logits: Value, of: Logits) -> None:
+    """The same inside the loss, while the model holds its own logits in 16 bits. [transformers-2025]"""
+    _shifted(program, logits, of)
+
+
 def _compiled(program: Program, logits: Value, of: Logits) -> None:
     """Two kernels: the first reads the logits for their maxima and sums, the second writes their gradient.
 
@@ -215,6 +221,7 @@ def _fused(program: Program, logits: Value, of: Logits) -> None:
 LOSSES: dict[str, Callable[[Program, Value, Logits], None]] = {
     "eager": _eager,
     "shifted": _shifted,
+    "copied": _copied,
     "compiled": _compiled,
     "parallel": _parallel,
     "compiled-parallel": _compiled_parallel,

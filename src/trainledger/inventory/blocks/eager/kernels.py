@@ -14,6 +14,8 @@ from trainledger.inventory.tape import Value
 def mix(ops: Ops, layer: Layer, q: Sheet, k: Sheet, v: Sheet) -> Sheet:
     """q, k and v as rows of heads to the same of q, by whichever way the layer has. [runtime/model/attend.py]"""
     rule = layer.rule
+    # autocast hands attention, and products of scores, what they are given in 16 bits
+    q, k, v = (ops.cast(f"{name} in {ops.dtype}", x, ops.dtype) for name, x in (("q", q), ("k", k), ("v", v)))
     if rule.softcap is not None or rule.sinks or layer.plainly:
         return _scored(ops, layer, q, k, v)
     if rule.alibi:

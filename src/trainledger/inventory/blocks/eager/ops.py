@@ -131,6 +131,8 @@ class Ops:
             keeps_last=casts is not None,
         )
         made = msgspec.structs.replace(made, value=value)
+        if self.frozen.gives_back(module):
+            made = self.cast(f"{name}: in {x.dtype}", made, x.dtype)
         return self._adapted(name, x, made) if self.adapts(module) else made
 
     def _kept_before(self, module: str, x: Sheet) -> Mapping[str, IntArray]:
