@@ -20,6 +20,11 @@ _ASSIGNED = re.compile(
 _NAMED = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|([A-Za-z_][A-Za-z0-9_]*))")
 _ARRAY = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\[[@*]\]\}")
 _SUM = re.compile(r"\$\(\(([0-9*+ ]{1,40})\)\)")
+LAUNCH = (
+    "nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_backend", "num_gpus",
+    "num_nodes", "include", "hostfile", "num_processes", "num_machines", "machine_rank", "main_process_port", "config_file",
+)  # fmt: skip
+"""Flags of launchers, each of one value: what follows it is the program."""
 ENDINGS = ("-hf", "-mcore", "-Instruct", "-Chat", "-chat-hf", "-Base")
 """What a folder's name has behind that of the model, whose shapes are the same."""
 DEPTH = 5
@@ -50,6 +55,9 @@ def flags_of(text: str) -> dict[str, Any]:
 
 def _append(found: dict[str, Any], name: str, word: str) -> None:
     held = found[name]
+    if held is not True and name in LAUNCH:
+        # the program that is launched
+        return
     if held is True:
         found[name] = word
     elif word:
