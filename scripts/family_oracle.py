@@ -35,6 +35,13 @@ ORACLE = Path(__file__).parent.parent / "tests" / "data" / "families_oracle.json
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 """Token ids that no vocabulary is too small for."""
 
+GRANITE = {
+    "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+    "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+    "router.layer.weight": "router.weight",
+}
+"""What Granite's checkpoints call the stacks of experts and their router, and what its class does."""
+
 
 def build(model_type: str, config: dict[str, Any], device: str) -> transformers.PreTrainedModel:
     """The causal language model of a config."""
@@ -44,14 +51,17 @@ def build(model_type: str, config: dict[str, Any], device: str) -> transformers.
 
 
 def count(model_type: str, config: dict[str, Any]) -> int:
-    """Elements of the distinct parameters."""
-    return sum(parameter.numel() for _, parameter in build(model_type, config, "meta").named_parameters())
+    """Elements of the distinct parameters that are trained."""
+    return sum(p.numel() for _, p in build(model_type, config, "meta").named_parameters() if p.requires_grad)
 
 
 def rank(name: str, parameters: list[str]) -> tuple[int, int]:
     """Where a checkpoint name stands among the model's own names, which stack the experts and rename some modules."""
     own = name.replace("backbone.", "model.").replace("block_sparse_moe.", "mlp.").replace("embed_out.", "lm_head.")
-    for same in (name, own):
+    granite = name
+    for theirs, here in GRANITE.items():
+        granite = granite.replace(theirs, here)
+    for same in (name, own, granite):
         if same in parameters:
             return parameters.index(same), 0
     stacked, _, last = re.sub(r"experts\.\d+\.", "experts.", own).removesuffix(".weight").rpartition(".")
@@ -66,7 +76,10 @@ def tensors(model_type: str, config: dict[str, Any]) -> dict[str, list[int]]:
     model = build(model_type, config, "cpu")
     parameters = [name for name, _ in model.named_parameters()]
     buffers = {name for name, _ in model.named_buffers()}
-    last = {name.split(".")[-1] for name in buffers} - {name.split(".")[-1] for name in parameters}
+    buffers |= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    last = {name.split(".")[-1] for name in buffers} - {
+        name.split(".")[-1] for name in parameters if name not in buffers
+    }
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         with safe_open(Path(folder) / "model.safetensors", "pt") as file:
@@ -86,7 +99,7 @@ def class_defaults(model_type: str) -> dict[str, Any]:
     """What each field of the config class is before the class derives anything."""
     fields = CONFIG_MAPPING[model_type].__dataclass_fields__.values()
     plain = {field.name: field.default for field in fields}
-    return {name: value for name, value in plain.items() if value is None or type(value) in (int, bool, str)}
+    return {name: value for name, value in plain.items() if value is None or type(value) in (int, bool, str, float)}
 
 
 def main() -> None:

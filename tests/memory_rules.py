@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategies import dense, latent
+from strategies import convolving, dense, latent
 
 MG = {"engine": "megatron"}
 OFF = {**MG, "recompute": "none", "offload": ("activations",)}
@@ -17,5 +17,6 @@ CASES: dict[str, tuple[Any, ...]] = {
     "recompute-regions": (REGIONS, REGIONS, ("uniform-2", "several kinds", "--recompute full"), latent(), dense()),
     "offload-activations-pp": (OFF, {**OFF, "pp": 2}, ("pp=2", "set pp to 1")),
     "mg-offload-recompute": (OFF, {**OFF, "recompute": "full"}, ("--recompute full", "--recompute none")),
+    "layers-accounted": ({}, {"tp": 2}, ("convolving has short convolutions", "tp=2", "--zero"), convolving()),
     "fsdp1-no-sync": (FSDP1, {**FSDP1, "num_microbatches": 2}, ("2 micro-batches", "no_sync", "sync_each_batch")),
 }

@@ -17,6 +17,7 @@ from trainledger.account.shares import shares
 from trainledger.account.states import state_account
 from trainledger.account.traffic import all_traffic
 from trainledger.facts.by_hand import model_by_hand
+from trainledger.facts.families import model_from_config
 from trainledger.facts.model import Model, Tensor
 from trainledger.facts.model_load import load_model
 from trainledger.facts.workload import Workload
@@ -59,6 +60,14 @@ def routed(experts: int = 8, layers: int = 4) -> Model:
         "vocab_size": 211,
     }
     return load_model("mixtral-8x7b", overrides={key: str(value) for key, value in sizes.items()})
+
+
+def convolving(layers: int = 4) -> Model:
+    """An LFM2 of a few thousand parameters: some of its layers have no account of what they keep."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "vocab_size": 211}
+    kinds = ["conv", "full_attention"] * (layers // 2)
+    config = {"model_type": "lfm2", **sizes, "num_hidden_layers": layers, "layer_types": kinds}
+    return model_from_config(config, name="convolving", source="")
 
 
 @lru_cache(maxsize=1)

@@ -83,6 +83,25 @@ def test_a_parameter_count_answers_for_the_states_alone() -> None:
     assert [note["rule"] for note in found["notes"]][:1] == ["states-alone"]
 
 
+def test_a_model_with_layers_that_have_no_account_answers_for_its_states_alone(tmp_path: Path) -> None:
+    config = {"model_type": "qwen3_next", "num_hidden_layers": 4, "num_experts": 16}
+    path = tmp_path / "next.json"
+    path.write_text(json.dumps(config))
+    found = answer("states", str(path), "--gpus", "8", "--gpu", "h100")
+    params = answer("model", str(path))["total_params"]
+    assert [row["activations_bytes"] for row in found["rows"]] == [None] * 4
+    assert found["rows"][0]["total_bytes"] == 16 * params
+    assert found["notes"][0]["rule"] == "states-alone"
+    assert "next has gated delta networks" in found["notes"][0]["message"]
+    plan = answer("plan", str(path), "--gpus", "8", "--gpu", "h100", "--engine", "megatron", "--gbs", "64")
+    assert {one["activations_bytes"] for one in plan["plans"]} == {None}
+    assert {one["plan"]["tp"] for one in plan["plans"]} == {1}
+    assert {one["plan"]["ep"] for one in plan["plans"]} > {1}
+    ledger = answer("ledger", str(path), "--gpus", "8", "--gpu", "h100", "--engine", "megatron", "--ep", "4")
+    assert "reserved" not in ledger["memory"]["meters"]
+    assert not [line for line in ledger["lines"] if "activations" in line["id"]]
+
+
 def test_nothing_fits_or_is_sent_without_a_card_or_a_second_rank() -> None:
     found = answer("states", "llama-3-8b")
     assert found["gpus"] == 1

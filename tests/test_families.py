@@ -61,8 +61,9 @@ def state_dict(model: Model) -> dict[str, list[int]]:
 
 
 def order(names: list[str]) -> list[str]:
-    """The names of layers, without the index of an expert, each once."""
-    inside = [re.sub(r"\.(experts|norms)\.\d+\.", r".\1.", name) for name in names if re.search(r"\.\d+\.", name)]
+    """The names of layers, without the index of an expert, each once; a numbered matrix by itself is no layer."""
+    layers = [name for name in names if re.search(r"\.\d+\.(?!weight$|bias$)", name)]
+    inside = [re.sub(r"\.(experts|norms)\.\d+\.", r".\1.", name) for name in layers]
     return list(dict.fromkeys(inside))
 
 
@@ -144,7 +145,7 @@ def test_defaults_are_those_of_the_config_class(model_type: str) -> None:
         spelling = next((known for known in (name, *family.keys[name].aliases) if known in fields), None)
         if spelling is None:
             # not a field: the class takes it from the config's other keys, with this fallback in its code
-            assert value is None or name == "sliding_window_pattern"
+            assert value is None or name in ("sliding_window_pattern", "full_attention_interval")
         elif name not in SHAPELESS or value is not None:
             assert value == fields[spelling], name
 

@@ -181,7 +181,7 @@ def test_a_value_that_cannot_be_is_refused_with_rule_and_knob(change: dict[str, 
         ),
         (
             {"model_type": "llama5"},
-            ["'llama5'", "nearest: llama", "all known: arcee", "--set model_type=NAME", "such as 7B"],
+            ["'llama5'", "nearest: llama", "all known: apertus", "--set model_type=NAME", "such as 7B"],
         ),
         ({"model_type": 3}, ["model_type is 3"]),
         ({"hidden_size": 64}, ["no model_type", "--set model_type=NAME"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strategies import dense, setting_of
+from strategies import convolving, dense, setting_of
 from trainledger.errors import Refused
 from trainledger.facts.model_load import load_model
 from trainledger.plans.plan import make_plans
@@ -20,6 +20,15 @@ def test_a_stack_of_single_parts_is_of_no_engine_without_state_spaces(engine: st
     model = load_model("nemotron-h-56b", overrides=overrides)
     setting = setting_of(model, engine=engine, framework_version=release)
     with pytest.raises(Refused, match=r"^\[engine-model\] nemotron-h-56b has (blocks of attention|state-space)"):
+        require(REFUSALS, setting, make_plans({"zero_stage": min(setting.profile.zero_stages)}))
+
+
+@pytest.mark.parametrize(
+    ("engine", "release"), [("nanotron", ""), ("megatron-deepspeed", ""), ("megatron", "zero-bubble")]
+)
+def test_an_engine_without_state_spaces_has_no_other_mixers_either(engine: str, release: str) -> None:
+    setting = setting_of(convolving(), engine=engine, framework_version=release)
+    with pytest.raises(Refused, match=r"^\[engine-model\] convolving has short convolutions, which"):
         require(REFUSALS, setting, make_plans({"zero_stage": min(setting.profile.zero_stages)}))
 
 

@@ -64,6 +64,12 @@ def step_flop(inventory: Inventory, plans: Plans) -> Flop:
 def flop_of(inventory: Inventory, own: Shares) -> Flop:
     """The same of shares already worked out."""
     blocks = [block for _, block in inventory.layers]
+    unaccounted = inventory.setting.model.unaccounted
+    if unaccounted:
+        raise BadInput(
+            f"{inventory.setting.model.name} has {' and '.join(unaccounted)}, whose arithmetic is not counted; "
+            "choose a model whose blocks have attention"
+        )
     without = sorted({block.kind for block in blocks if block.ssm is not None})
     if without:
         raise BadInput(

@@ -141,7 +141,7 @@ class Account:
     def least_step_s(self) -> float | None:
         """Seconds that a step's arithmetic takes at the card's peak, on the busiest rank; None where not known."""
         card, recipe = self.setting.accelerator, self.setting.recipe
-        if card is None or self.setting.model.params_only:
+        if card is None or self.setting.model.states_alone:
             return None
         try:
             peak = card.peak_flop_per_s(recipe.accelerator_dtype or recipe.activation)

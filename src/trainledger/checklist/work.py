@@ -58,7 +58,7 @@ def _releases(account: Account) -> Found | None:
         (one.framework_version, one.memory.loss, one.memory.compiled_loss, one.memory.cut_loss)
         for one in releases(setting.profile.name)
     }
-    if len({way[1:] for way in ways}) < 2 or setting.model.params_only or not setting.profile.activations:
+    if len({way[1:] for way in ways}) < 2 or setting.model.states_alone or not setting.profile.activations:
         return None
     chunks = setting.loss_chunks if setting.loss_of(cut=account.row["tp"] > 1) == "chunked" else 1
     taken = int(Sizes(setting, account.plans).logits("fp32")[0]) // chunks
@@ -79,7 +79,7 @@ def _releases(account: Account) -> Found | None:
 def _scores(account: Account) -> Found | None:
     setting = account.setting
     heads = max((block.attention.heads for block in setting.model.blocks if block.attention is not None), default=0)
-    if setting.scenario.attention != "eager" or not heads or setting.model.params_only:
+    if setting.scenario.attention != "eager" or not heads or setting.model.states_alone:
         return None
     row, seq = account.row, setting.workload.seq
     each = row["mbs"] * (heads // row["tp"]) * seq * (seq // row["cp"]) * 2
@@ -131,7 +131,7 @@ def _spared(account: Account, other: Account, way: str) -> tuple[str, tuple[Evid
 def _needless(account: Account) -> Found | None:
     """Whether the plan has room to recompute less."""
     setting = account.setting
-    if setting.scenario.recompute != "full" or setting.model.params_only or account.usable is None:
+    if setting.scenario.recompute != "full" or setting.model.states_alone or account.usable is None:
         return None
     ways = ("none", "selective") if setting.profile.memory.recomputes else ("none",)
     for way in ways:
@@ -152,7 +152,7 @@ def _core_attention(account: Account) -> Found | None:
     """Flash attention keeps no scores, so running it again spares its output alone."""
     setting = account.setting
     parts = setting.recomputed_parts
-    if "core_attn" not in parts or setting.scenario.attention != "flash" or setting.model.params_only:
+    if "core_attn" not in parts or setting.scenario.attention != "flash" or setting.model.states_alone:
         return None
     rest = tuple(part for part in parts if part != "core_attn")
     other = account.instead({"recompute": "selective", "recompute_parts": rest} if rest else {"recompute": "none"})
@@ -209,7 +209,7 @@ def _uneven_experts(account: Account) -> Found | None:
 
 def _fp8(account: Account) -> Found | None:
     setting = account.setting
-    if not setting.recipe.fp8 or "bf16" not in setting.profile.precision or setting.model.params_only:
+    if not setting.recipe.fp8 or "bf16" not in setting.profile.precision or setting.model.states_alone:
         return None
     other = account.instead({"precision": "bf16"})
     if other is None or account.device < other.device:

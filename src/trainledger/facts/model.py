@@ -141,6 +141,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     tied               the output layer is the embedding: it is counted once, and `final` has no output weight
     mtp                one multi-token-prediction depth (DeepSeek-V3 style), not part of total_params, or None
     params_only        built from a parameter count alone: no shapes, so nothing but states can be said
+    unaccounted        kinds of layer of which it is not known what they keep for the backward, in the plural
     notes              what a reader should know of how the config was read
     """
 
@@ -158,8 +159,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     mtp: Block | None = None
     mtp_depths: int = 0
     params_only: bool = False
+    unaccounted: tuple[str, ...] = ()
     source: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def states_alone(self) -> bool:
+        """Whether nothing can be said of what its layers keep: there are no shapes, or no account of some layers."""
+        return self.params_only or bool(self.unaccounted)
 
     @cached_property
     def total_params(self) -> int:

@@ -43,7 +43,15 @@ WIDTHS = (
 RANKS = ("q_lora_rank", "kv_lora_rank")
 WINDOWS = ("sliding_window", "attention_chunk_size")
 POSITIONS = ("n_positions", "max_position_embeddings")
-EACH_LAYER = ("layer_types", "layers_block_type", "no_rope_layers", "hybrid_override_pattern")
+EACH_LAYER = (
+    "layer_types",
+    "layers_block_type",
+    "no_rope_layers",
+    "hybrid_override_pattern",
+    "mlp_layer_types",
+    "indexer_types",
+    "attn_type_list",
+)
 """One entry for each layer."""
 SOME_LAYERS = ("moe_layers", "mlp_only_layers")
 """Indices of layers."""

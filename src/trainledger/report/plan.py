@@ -99,7 +99,7 @@ def _table(candidates: list[Answer]) -> Table:
             one["recompute"],
             format_bytes(one["total_bytes"]),
             format_bytes(one["states_bytes"]),
-            format_bytes(one["activations_bytes"]),
+            "-" if one["activations_bytes"] is None else format_bytes(one["activations_bytes"]),
             format_bytes(one["headroom_bytes"]),
             format_gb(one["wire_bytes"]),
         ]

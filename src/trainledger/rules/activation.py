@@ -25,8 +25,9 @@ def _lacking(setting: Setting) -> list[str]:
         "state-space mixers": any(block.ssm is not None for block in blocks),
     }
     found = [part for part in lacks if has[part]]
+    found += setting.model.unaccounted if "state-space mixers" in lacks and not found else ()
     half = any(block.attention is None or (block.mlp is None and block.moe is None) for block in blocks)
-    alone = half and not setting.model.params_only and "state-space mixers" in lacks and not has["state-space mixers"]
+    alone = half and not setting.model.states_alone and "state-space mixers" in lacks and not has["state-space mixers"]
     return [*found, HALF] if alone else found
 
 

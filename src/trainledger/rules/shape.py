@@ -134,6 +134,19 @@ def _needs_shapes(setting: Setting, plans: Plans) -> Mask:
     return cut & setting.model.params_only
 
 
+def _unaccounted(setting: Setting, plans: Plans) -> Mask:
+    return ((plans.tp > 1) | (plans.cp > 1)) & bool(setting.model.unaccounted)
+
+
+def _unaccounted_sentence(setting: Setting, row: dict[str, int]) -> str:
+    has = " and ".join(setting.model.unaccounted)
+    degrees = " and ".join(f"{axis}={row[axis]}" for axis in ("tp", "cp") if row[axis] > 1)
+    return (
+        f"{setting.model.name} has {has}, and how {degrees} divides them is not known; set tp and cp to 1 and divide "
+        "by pp, ep and --zero"
+    )
+
+
 def _matrix_optimizer(setting: Setting, plans: Plans) -> bool:
     by_shape = any(m.layout == "factored" or m.select != "all" for m in setting.optimizer.moments)
     return setting.model.params_only and by_shape
@@ -163,6 +176,14 @@ RULES: tuple[Rule, ...] = (
             "{model} are a count without shapes, so tp={tp}, pp={pp}, cp={cp}, ep={ep} cannot be told apart; "
             "give a config.json, or leave those degrees at 1"
         ),
+    ),
+    Rule(
+        id="layers-accounted",
+        severity="refuse",
+        scope="model",
+        source="the model's family, which has no account of what some of its layers keep and send",
+        broken=_unaccounted,
+        sentence=_unaccounted_sentence,
     ),
     Rule(
         id="optimizer-needs-shapes",

@@ -40,7 +40,8 @@ Sort = Literal["headroom", "traffic"]
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One plan that fits: total_bytes are allocated, device_bytes with the context and communicators beside them.
 
-    headroom_bytes are what the card has left of the second; wire_bytes are of all axes, per rank and optimizer step.
+    activations_bytes are None where a model's states alone are known. headroom_bytes are what the card
+    has left of the second; wire_bytes are of all axes, per rank and optimizer step.
     """
 
     plan: dict[str, int]
@@ -48,7 +49,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
     device_bytes: int
     states_bytes: int
-    activations_bytes: int
+    activations_bytes: int | None
     wire_bytes: int
     headroom_bytes: int
     pp_stage: int
@@ -306,7 +307,7 @@ def _candidate(scored: _Scored, row: int, usable: int) -> Candidate:
         total_bytes=peak.total_bytes,
         device_bytes=device,
         states_bytes=peak.states_bytes,
-        activations_bytes=peak.activations_bytes,
+        activations_bytes=None if scored.inventory.setting.model.states_alone else peak.activations_bytes,
         wire_bytes=round(float(scored.wire[row])),
         headroom_bytes=usable - device,
         pp_stage=peak.pp_stage,

@@ -329,12 +329,17 @@ def _dp_split(request: RunRequest, dp: int, derived: str) -> tuple[int, int]:
 
 
 def _states_alone(model: Model) -> tuple[Note, ...]:
-    if not model.params_only:
+    if not model.states_alone:
         return ()
     text = (
         "activations, and buffers as large as the largest layer, cannot be told from a parameter count: totals and "
         "fits are of the states alone"
     )
+    if not model.params_only:
+        text = (
+            f"activations are not counted, for {model.name} has {' and '.join(model.unaccounted)}: totals and fits "
+            "are of the states and the engine's buffers alone"
+        )
     return (Note(rule="states-alone", severity="warn", message=text),)
 
 

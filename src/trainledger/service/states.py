@@ -177,7 +177,7 @@ def _rows(run: Run, inventory: Inventory, plans: Plans) -> list[Row]:
                 weights_bytes=peak.by_category["weights"],
                 gradients_bytes=peak.by_category["gradients"],
                 optimizer_bytes=peak.by_category["optimizer"],
-                activations_bytes=None if run.setting.model.params_only else peak.activations_bytes,
+                activations_bytes=None if run.setting.model.states_alone else peak.activations_bytes,
                 buffers_bytes=peak.by_category["buffers"],
                 total_bytes=peak.total_bytes,
                 host_bytes=peak.host_bytes,

@@ -103,7 +103,7 @@ def _row(request: PlanRequest, model: Model, value: int) -> tuple[Run, Row]:
         dp=int(plans.dp[0]),
         total_bytes=peak.total_bytes,
         states_bytes=peak.states_bytes,
-        activations_bytes=None if model.params_only else peak.activations_bytes,
+        activations_bytes=None if model.states_alone else peak.activations_bytes,
         wire_bytes=round(float((data + parallel).max())),
         fits=run.fits(device_bytes(inventory, plans), peak.host_bytes),
         pp_stage=peak.pp_stage,

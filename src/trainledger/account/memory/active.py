@@ -19,6 +19,7 @@ from trainledger.account.memory.engines.passing import Part
 from trainledger.account.memory.layers import on_card, regions
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
+from trainledger.facts.model import Model
 from trainledger.inventory.blocks import alike, parts_of
 from trainledger.inventory.blocks.parts import Parts
 from trainledger.inventory.inventory import Inventory
@@ -80,13 +81,17 @@ def active(inventory: Inventory, plans: Plans) -> Active:
     """The places of every distinct stage of each plan."""
     counts, pp_stage = inventory.stage_counts(plans)
     setting = inventory.setting
-    if (setting.model.params_only and not setting.model.blocks) or not setting.profile.activations:
+    if _nothing_known(setting.model) or not setting.profile.activations:
         nothing = np.zeros_like(pp_stage)
         return Active(places=tuple(_idle(nothing)), saved=nothing, host=nothing)
     sorts = alike(inventory, plans)
     if len(sorts) == 1:
         return _Stages(inventory, plans, counts, pp_stage).active()
     return _joined([_Stages(inventory, plans.take(s), counts[s], pp_stage[s]).active() for s in sorts], sorts)
+
+
+def _nothing_known(model: Model) -> bool:
+    return bool(model.unaccounted) or (model.params_only and not model.blocks)
 
 
 def _joined(parts: Sequence[Active], rows: Sequence[IntArray]) -> Active:

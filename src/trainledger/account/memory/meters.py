@@ -79,7 +79,7 @@ def device_bytes(inventory: Inventory, plans: Plans, *, usable: int | None = Non
     For many plans StageMemory.device is a lower bound of it: it knows nothing of what the allocator reserves beside.
     Where all that is asked is whether `usable` bytes hold the plan, more than those may be any amount that is more.
     """
-    if not inventory.setting.profile.memory.device or inventory.setting.model.params_only:
+    if not inventory.setting.profile.memory.device or inventory.setting.model.states_alone:
         return int(stage_memory(inventory, plans).device[0])
     least, outside = int(stage_memory(inventory, plans).device[0]), int(beside_bytes(inventory, plans)[0])
     if usable is not None and least > usable:
@@ -95,14 +95,14 @@ def _reserved(inventory: Inventory, plans: Plans, enough: int | None = None) -> 
 def _meters(inventory: Inventory, plans: Plans, allocated: int) -> dict[str, Meter]:
     """What is reserved is what a replay of the step's requests asks for; an accounting on paper has one meter.
 
-    A count of parameters makes no requests: nothing is known of what its allocator reserves.
+    Of a model whose states alone are known, nothing is known of what its allocator reserves.
     """
     more = uneven_bytes(inventory, plans, allocated)
     meters = {"allocated": _meter(inventory, "allocated", allocated, more)}
     extra = beside(inventory, plans)
     if extra:
         under = meters["allocated"]
-        if not inventory.setting.model.params_only:
+        if not inventory.setting.model.states_alone:
             reserved = _meter(inventory, "reserved", max(_reserved(inventory, plans), allocated), more)
             # what is allocated is reserved: the two meters' own residuals do not know that
             lower = max(reserved.lower, under.lower)

@@ -18,12 +18,16 @@ from trainledger.facts.families.keys import RELEASE, Family, Parts, read, shown
 from trainledger.facts.model import PRODUCT_LIMIT, Model, Tensor
 
 FAMILY_FILES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("apertus", ("apertus",)),
     ("bloom", ("bloom",)),
     ("cohere", ("cohere", "cohere2")),
-    ("deepseek", ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")),
+    ("deepseek", ("deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite")),
+    ("ernie4_5_moe", ("ernie4_5_moe",)),
     ("exaone4", ("exaone4",)),
     ("falcon", ("falcon",)),
+    ("falcon_h1", ("falcon_h1",)),
     ("gemma", ("gemma", "gemma2", "gemma3_text")),
+    ("gemma3n", ("gemma3n_text",)),
     ("glm", ("glm", "glm4")),
     ("glm4_moe", ("glm4_moe",)),
     ("gpt2", ("gpt2",)),
@@ -32,6 +36,10 @@ FAMILY_FILES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gpt_neox", ("gpt_neox",)),
     ("gpt_oss", ("gpt_oss",)),
     ("gptj", ("gptj",)),
+    ("granite", ("granitemoe", "granitemoeshared", "granitemoehybrid")),
+    ("hunyuan_moe", ("hunyuan_v1_moe", "hunyuan")),
+    ("jamba", ("jamba",)),
+    ("lfm2", ("lfm2", "lfm2_moe")),
     (
         "llama",
         (
@@ -48,6 +56,7 @@ FAMILY_FILES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("llama4", ("llama4_text",)),
     ("mamba2", ("mamba2",)),
+    ("minimax", ("minimax", "minimax_text_01", "minimax_m1")),
     ("minimax_m2", ("minimax_m2",)),
     ("mixtral", ("mixtral",)),
     ("mpt", ("mpt",)),
@@ -57,7 +66,8 @@ FAMILY_FILES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("opt", ("opt",)),
     ("phi", ("phi",)),
     ("phi3", ("phi3",)),
-    ("qwen", ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")),
+    ("qwen", ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text")),
+    ("qwen_next", ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")),
     ("stablelm", ("stablelm",)),
     ("starcoder2", ("starcoder2",)),
 )

@@ -244,8 +244,20 @@ def head(vocab: int, width: int, *, tied: bool, bias: bool = False, name: str = 
     return built[1:] if tied else built
 
 
-def mamba2(prefix: str, hidden: int, ssm: Ssm, *, intermediate: int, bias: bool, conv_bias: bool) -> tuple[Tensor, ...]:
+def mamba2(
+    prefix: str,
+    hidden: int,
+    ssm: Ssm,
+    *,
+    intermediate: int,
+    bias: bool,
+    conv_bias: bool,
+    out_bias: bool | None = None,
+    norm_weight: bool = True,
+) -> tuple[Tensor, ...]:
     """A Mamba-2 mixer: z, x, B, C and dt from one projection, a short convolution over x, B and C, a gated norm.
+
+    `out_bias` is `bias` unless given.
 
     Everything is cut by groups, since the heads of a group share B and C. Order: parameters held by the mixer itself
     come before its submodules.
@@ -264,12 +276,21 @@ def mamba2(prefix: str, hidden: int, ssm: Ssm, *, intermediate: int, bias: bool,
             else ()
         ),
     )
+    gated = Tensor(name=f"{prefix}.norm.weight", shape=(intermediate,), role="norm", tp_dim=0, tp_units=cut)
     return (
         *per_head,
         *kernel,
         *linear(f"{prefix}.in_proj", intermediate + conv + ssm.heads, hidden, "ssm", bias=bias, tp_dim=0, tp_units=cut),
-        Tensor(name=f"{prefix}.norm.weight", shape=(intermediate,), role="norm", tp_dim=0, tp_units=cut),
-        *linear(f"{prefix}.out_proj", hidden, intermediate, "ssm", bias=bias, tp_dim=1, tp_units=cut),
+        *((gated,) if norm_weight else ()),
+        *linear(
+            f"{prefix}.out_proj",
+            hidden,
+            intermediate,
+            "ssm",
+            bias=bias if out_bias is None else out_bias,
+            tp_dim=1,
+            tp_units=cut,
+        ),
     )
 
 
@@ -304,6 +325,7 @@ def stack(
     bounded: bool = True,
     mtp: Block | None = None,
     mtp_depths: int = 0,
+    unaccounted: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
 ) -> Parts:
     """The frame around the blocks; without `prefix`, `first` and `last` it is Llama's: embed_tokens, layers, norm."""
@@ -326,6 +348,7 @@ def stack(
         tied=tied,
         mtp=mtp,
         mtp_depths=mtp_depths,
+        unaccounted=unaccounted,
         notes=notes,
     )
 

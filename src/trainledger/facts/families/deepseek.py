@@ -1,12 +1,17 @@
-"""DeepSeek-V2 and V3 (Kimi K2 is V3, GLM-4.7-Flash has its shapes): latent attention, dense layers, routed experts.
+"""DeepSeek-V2, V3 and V3.2: latent attention, dense layers, routed experts. Kimi K2 is V3; GLM has two of its shapes.
 
 Latent attention (MLA): q through a rank `q_lora_rank` (null: one full matrix), k and v through a rank `kv_lora_rank`
 with one rotary key for all heads. The down-projections and their norms are whole on every TP rank, the up-projections
 are cut by heads. V3's router bias `e_score_correction_bias` is a buffer and is not counted. V3's checkpoint holds
 multi-token-prediction layers after the last one: `Model.mtp`.
+
+V3.2 and GLM-5 choose the keys of each query with an indexer of its own weights, which some layers of a GLM-5.2 borrow
+from a layer before them. What it keeps for the backward depends on how it is trained, and is not accounted for.
 """
 
 from __future__ import annotations
+
+import msgspec
 
 from trainledger.facts.families.common import DECODER_KEYS, blocks_of, check_length, gated_mlp, linear, norm, stack
 from trainledger.facts.families.experts import experts_beside_shared, mtp_block
@@ -45,38 +50,85 @@ def _attention(values: Values, hidden: int) -> tuple[tuple[Tensor, ...], Attenti
     )
 
 
+SPARSE = "layers of sparse attention with an indexer"
+"""What `Model.unaccounted` calls the attention of DeepSeek-V3.2."""
+
+
+def _indexer(values: Values, hidden: int) -> tuple[Tensor, ...]:
+    heads, width, q_rank = values.dim("index_n_heads"), values.dim("index_head_dim"), values.dim("q_lora_rank")
+    return (
+        *linear("self_attn.indexer.wq_b", heads * width, q_rank, "attention"),
+        *linear("self_attn.indexer.wk", width, hidden, "attention"),
+        *norm("self_attn.indexer.k_norm", width, bias=True),
+        *linear("self_attn.indexer.weights_proj", heads, hidden, "attention"),
+    )
+
+
+def _sparse(values: Values) -> Parts:
+    """DeepSeek-V3.2: an indexer in every layer that does not borrow what one before it has chosen."""
+    layers = values.dim("num_hidden_layers")
+    own = [word == "full" for word in _indexers(values, layers)]
+    parts = _build(values, _routed_layers(values, layers), own)
+    return msgspec.structs.replace(parts, unaccounted=(SPARSE,))
+
+
+def _indexers(values: Values, layers: int) -> tuple[str, ...]:
+    """Whether each layer is "full" or "shared": listed, as letters, or by a period behind an offset."""
+    words, pattern = values.words("indexer_types"), values.items.get("index_topk_pattern")
+    if words is None and pattern is not None:
+        one_of(values, "index_topk_pattern", pattern, ("F", "S"))
+        words = tuple({"F": "full", "S": "shared"}[letter] for letter in pattern)
+        check_length(values, "index_topk_pattern", len(words), layers)
+    if words is None:
+        every, offset = values.maybe("index_topk_freq") or 1, values.maybe("index_skip_topk_offset")
+        start = 2 if offset is None else offset
+        words = tuple("full" if max(i - start + 1, 0) % every == 0 else "shared" for i in range(layers))
+    check_length(values, "indexer_types", len(words), layers)
+    one_of(values, "indexer_types", words, ("full", "shared"))
+    return words
+
+
+def _routed_layers(values: Values, layers: int) -> list[bool]:
+    """Which layers have routed experts: those that `mlp_layer_types` names, else all behind the first dense ones."""
+    words = values.words("mlp_layer_types")
+    if words is None:
+        dense = values.maybe("first_k_dense_replace") or 0
+        return [index >= dense for index in range(layers)]
+    check_length(values, "mlp_layer_types", len(words), layers)
+    one_of(values, "mlp_layer_types", words, ("dense", "sparse"))
+    return [word == "sparse" for word in words]
+
+
 def build(values: Values) -> Parts:
     """Blocks of a DeepSeek: the first `first_k_dense_replace` layers dense, the rest routed."""
-    dense = values.maybe("first_k_dense_replace") or 0
-    return _build(values, [index >= dense for index in range(values.dim("num_hidden_layers"))])
+    return _build(values, _routed_layers(values, values.dim("num_hidden_layers")))
 
 
 def _flash(values: Values) -> Parts:
     """The first layer is dense, unless the config names the network of each."""
     layers, words = values.dim("num_hidden_layers"), values.words("mlp_layer_types")
-    words = ("dense", *("sparse",) * (layers - 1)) if words is None else words
-    check_length(values, "mlp_layer_types", len(words), layers)
-    one_of(values, "mlp_layer_types", words, ("dense", "sparse"))
-    return _build(values, [word == "sparse" for word in words])
+    return _build(values, [i > 0 for i in range(layers)] if words is None else _routed_layers(values, layers))
 
 
-def _build(values: Values, kinds: list[bool]) -> Parts:
-    hidden, layers = values.dim("hidden_size"), len(kinds)
+def _build(values: Values, routed_layers: list[bool], indexers: list[bool] | None = None) -> Parts:
+    """`indexers`: which layers have one of their own; None: it is no model with sparse attention."""
+    hidden, layers = values.dim("hidden_size"), len(routed_layers)
     width = values.dim("intermediate_size")
     mlp_bias = values.flag("mlp_bias")
     projections, mla = _attention(values, hidden)
 
-    def block(routed: bool, at: tuple[int, ...]) -> Block:
-        moe = None
+    def block(kind: tuple[bool, bool], at: tuple[int, ...]) -> Block:
+        (routed, indexed), moe = kind, None
         if routed:
             network, moe = experts_beside_shared(values, hidden, bias=mlp_bias)
         else:
             network = gated_mlp("mlp", hidden, width, bias=mlp_bias)
         return Block(
-            kind="moe" if routed else "dense",
+            kind=("moe" if routed else "dense") + ("" if indexed or indexers is None else "-borrowing"),
             layers=at,
             tensors=(
                 *projections,
+                *(_indexer(values, hidden) if indexed else ()),
                 *network,
                 *norm("input_layernorm", hidden),
                 *norm("post_attention_layernorm", hidden),
@@ -88,7 +140,7 @@ def _build(values: Values, kinds: list[bool]) -> Parts:
         )
 
     depths = values.maybe("num_nextn_predict_layers") or 0
-    blocks = blocks_of(kinds, block)
+    blocks = blocks_of(list(zip(routed_layers, indexers or [False] * layers, strict=True)), block)
     mtp = mtp_block(blocks[-1], hidden, layers) if depths else None
     return stack(values, blocks, mtp=mtp, mtp_depths=depths)
 
@@ -116,6 +168,21 @@ _IGNORED = names(
 
 # The published modeling files skip layers by moe_layer_freq; the library's classes do not: only 1 is the same in both.
 _FIXED: dict[str, tuple[object, ...]] = {"moe_layer_freq": (1,)}
+
+_SPARSE_KEYS = keys(
+    _KEYS,
+    n_shared_experts=1,
+    n_routed_experts=Key(256, aliases=("num_local_experts", "num_experts")),
+    num_experts_per_tok=8,
+    moe_intermediate_size=2048,
+    first_k_dense_replace=3,
+    mlp_layer_types=Key(None, "words", nullable=True),
+    index_head_dim=Key(128),
+    index_n_heads=Key(64),
+    num_nextn_predict_layers=Key(None, "count", nullable=True, aliases=("num_mtp_layers",)),
+)
+
+_INDEXED = names("index_topk index_share_for_mtp_iteration indexer_rope_interleave layer_types moe_router_dtype")
 
 FAMILIES = (
     Family(
@@ -148,6 +215,47 @@ FAMILIES = (
         ),
         build=build,
         ignored=_IGNORED,
+        fixed={**_FIXED, "mlp_bias": (False,)},
+    ),
+    Family(
+        name="deepseek_v32",
+        config_class="DeepseekV32Config",
+        architectures=("DeepseekV32ForCausalLM",),
+        keys=keys(
+            _SPARSE_KEYS,
+            vocab_size=129280,
+            hidden_size=7168,
+            intermediate_size=18432,
+            num_hidden_layers=61,
+            num_attention_heads=128,
+            index_n_heads=64,
+        ),
+        build=_sparse,
+        ignored=_IGNORED | _INDEXED,
+        fixed={**_FIXED, "mlp_bias": (False,)},
+    ),
+    Family(
+        name="glm_moe_dsa",
+        config_class="GlmMoeDsaConfig",
+        architectures=("GlmMoeDsaForCausalLM",),
+        keys=keys(
+            _SPARSE_KEYS,
+            vocab_size=154880,
+            hidden_size=6144,
+            intermediate_size=12288,
+            num_hidden_layers=78,
+            num_attention_heads=64,
+            q_lora_rank=2048,
+            qk_nope_head_dim=192,
+            v_head_dim=256,
+            index_n_heads=32,
+            indexer_types=Key(None, "words", nullable=True),
+            index_topk_pattern=Key(None, "text", nullable=True),
+            index_topk_freq=Key(None, nullable=True),
+            index_skip_topk_offset=Key(None, "count", nullable=True),
+        ),
+        build=_sparse,
+        ignored=_IGNORED | _INDEXED,
         fixed={**_FIXED, "mlp_bias": (False,)},
     ),
     Family(

@@ -25,7 +25,9 @@ LAYER_LIMIT = 100_000
 DIM_LIMIT = 2**62
 """No size by itself passes this; what sizes multiply to is checked when the model is built."""
 
-Kind = Literal["dim", "count", "flag", "words", "counts", "text", "period", "runs"]
+Kind = Literal[
+    "dim", "count", "flag", "words", "counts", "text", "period", "runs", "dim or text", "dim or dims", "factor", "last"
+]
 
 _EXPECTED: dict[str, str] = {
     "dim": "a whole number of at least 1",
@@ -35,6 +37,10 @@ _EXPECTED: dict[str, str] = {
     "counts": "a list of whole numbers of at least 0",
     "text": "a string",
     "period": "a whole number of at least 0, or a string of one letter a layer",
+    "dim or text": "a whole number of at least 1, or a string",
+    "dim or dims": "a whole number of at least 1, or a list of them",
+    "factor": "a number above 0",
+    "last": "a whole number of at least 0, or -1",
     "runs": "a list of runs, each a list of strings and how often it is repeated",
 }
 
@@ -67,6 +73,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     tied: bool
     mtp: Block | None = None
     mtp_depths: int = 0
+    unaccounted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -146,6 +153,16 @@ class Values(msgspec.Struct, frozen=True):
         value = self.items.get(key)
         return None if value is None else tuple(value)
 
+    def each(self, key: str, layers: int) -> tuple[int, ...] | None:
+        """A number for each layer, where one may stand for all, or null."""
+        value = self.items.get(key)
+        if isinstance(value, (list, tuple)):
+            if len(value) != layers:
+                rule = f"its {len(value)} entries are not the {layers} layers"
+                raise self.refuse(key, rule, f"give {layers} entries, or --set {key}=N for all")
+            return tuple(int(item) for item in value)
+        return None if value is None else (int(value),) * layers
+
     def refuse(self, key: str, rule: str, knob: str) -> BadInput:
         """An error about the value of `key`: what was seen, the rule, what to change."""
         return BadInput(f"{self.where}: {key} is {shown(self.items[key])}; {rule}; {knob}")
@@ -165,27 +182,36 @@ def shown(value: object) -> str:
     return f"{text} (a string)" if isinstance(value, str) else text
 
 
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= DIM_LIMIT
+
+
+def _list_of(value: object, fits: Callable[[object], bool]) -> bool:
+    return isinstance(value, (list, tuple)) and all(fits(item) for item in value)
+
+
+def _fits_run(run: object) -> bool:
+    return isinstance(run, (list, tuple)) and len(run) == 2 and _fits(run[0], "words") and _fits(run[1], "dim")
+
+
+_TESTS: dict[str, Callable[[object], bool]] = {
+    "dim": lambda value: _whole(value, 1),
+    "count": lambda value: _whole(value, 0),
+    "last": lambda value: _whole(value, -1),
+    "factor": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < DIM_LIMIT,
+    "flag": lambda value: isinstance(value, bool),
+    "text": lambda value: isinstance(value, str),
+    "period": lambda value: isinstance(value, str) or _whole(value, 0),
+    "dim or text": lambda value: isinstance(value, str) or _whole(value, 1),
+    "dim or dims": lambda value: _whole(value, 1) or _list_of(value, lambda item: _whole(item, 1)),
+    "words": lambda value: _list_of(value, lambda item: isinstance(item, str)),
+    "counts": lambda value: _list_of(value, lambda item: _whole(item, 0)),
+    "runs": lambda value: _list_of(value, _fits_run),
+}
+
+
 def _fits(value: object, kind: Kind) -> bool:
-    if kind in ("dim", "count"):
-        least = 1 if kind == "dim" else 0
-        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= DIM_LIMIT
-    if kind == "flag":
-        return isinstance(value, bool)
-    if kind == "text":
-        return isinstance(value, str)
-    if kind == "period":
-        return _fits(value, "text") or _fits(value, "count")
-    if not isinstance(value, (list, tuple)):
-        return False
-    if kind == "runs":
-        return all(isinstance(run, (list, tuple)) and len(run) == 2 and _fits_run(*run) for run in value)
-    if kind == "words":
-        return all(isinstance(item, str) for item in value)
-    return all(_fits(item, "count") for item in value)
-
-
-def _fits_run(words: object, times: object) -> bool:
-    return _fits(words, "words") and _fits(times, "dim")
+    return _TESTS[kind](value)
 
 
 def _check(where: str, family: Family, name: str, key: Key, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Qwen2, Qwen2-MoE, Qwen3 and Qwen3-MoE.
+"""Qwen2, Qwen2-MoE, Qwen3 and Qwen3-MoE, whose shapes the text decoders of Qwen3-VL have.
 
 Qwen2 has biases on q, k and v whatever the config says; Qwen3 has RMSNorms over the head size of q and k instead.
 The MoE classes choose dense or routed layers by `decoder_sparse_step` and `mlp_only_layers`; Qwen2-MoE adds a shared
@@ -39,7 +39,7 @@ def _windows(values: Values, layers: int) -> tuple[int | None, ...]:
     return windows(values, layers, lambda index: index >= edge, used=used)
 
 
-def _routed(values: Values, layers: int) -> list[bool]:
+def routed_layers(values: Values, layers: int) -> list[bool]:
     """Which layers have experts; a dense family has none."""
     if "decoder_sparse_step" not in values.items or not values.items["num_experts"]:
         return [False] * layers
@@ -47,7 +47,8 @@ def _routed(values: Values, layers: int) -> list[bool]:
     return [index not in dense and (index + 1) % step == 0 for index in range(layers)]
 
 
-def _experts(values: Values, hidden: int, *, gate_first: bool) -> tuple[tuple[Tensor, ...], Moe]:
+def experts_of(values: Values, hidden: int, *, gate_first: bool) -> tuple[tuple[Tensor, ...], Moe]:
+    """Routed experts and their router; `gate_first`: the router stands before them, and a gated shared one behind."""
     experts, width = values.dim("num_experts"), values.dim("moe_intermediate_size")
     routed = gated_mlp("mlp.experts.{e}", hidden, width, role="expert", copies=experts)
     scores = router("mlp.gate", experts, hidden)
@@ -74,13 +75,13 @@ def _build(values: Values, *, qkv_bias: bool, out_bias: bool, qk_norm: bool, sha
     layers = values.dim("num_hidden_layers")
     width = values.dim("intermediate_size")
     norms = qk_norms(heads) if qk_norm else ()
-    kinds = list(zip(_routed(values, layers), _windows(values, layers), strict=True))
+    kinds = list(zip(routed_layers(values, layers), _windows(values, layers), strict=True))
 
     def block(kind: tuple[bool, int | None], at: tuple[int, ...]) -> Block:
         routed, window = kind
         moe = None
         if routed:
-            network, moe = _experts(values, heads.hidden, gate_first=shared)
+            network, moe = experts_of(values, heads.hidden, gate_first=shared)
         else:
             network = gated_mlp("mlp", heads.hidden, width)
         return Block(
@@ -170,6 +171,7 @@ FAMILIES = (
         name="qwen3",
         config_class="Qwen3Config",
         architectures=("Qwen3ForCausalLM",),
+        model_types=("qwen3_vl_text",),
         keys=keys(_DENSE, head_dim=Key(128), attention_bias=Key(False, "flag")),
         build=_qwen3,
         fixed={"mlp_bias": (False,), "use_qk_norm": (True,)},
@@ -178,6 +180,7 @@ FAMILIES = (
         name="qwen3_moe",
         config_class="Qwen3MoeConfig",
         architectures=("Qwen3MoeForCausalLM",),
+        model_types=("qwen3_vl_moe_text",),
         keys=keys(
             without(_MOE, "max_window_layers", "layer_types"),
             intermediate_size=6144,

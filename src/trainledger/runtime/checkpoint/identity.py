@@ -14,7 +14,7 @@ from trainledger.runtime.checkpoint.manifest import Manifest
 from trainledger.runtime.model.read import read_semantics
 from trainledger.runtime.spec import Optimizer
 
-_NAMELESS = ("name", "source", "notes", "max_positions", "params_only")
+_NAMELESS = ("name", "source", "notes", "max_positions", "params_only", "unaccounted")
 """What a Model is called, and how long a sequence it is meant for, is no difference between checkpoints."""
 
 _ADAMW = ("exp_avg", "exp_avg_sq", "step")

@@ -48,7 +48,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 def limits(inventory: Inventory, plans: Plans) -> Limits:
     """Of a Plans of length one, on a card."""
     setting = inventory.setting
-    if setting.model.params_only or not setting.profile.activations:
+    if setting.model.states_alone or not setting.profile.activations:
         return Limits(largest_mbs=None, longest_seq=None)
     return Limits(largest_mbs=largest_mbs(inventory, plans), longest_seq=longest_seq(inventory, plans))
 

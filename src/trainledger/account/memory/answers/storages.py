@@ -40,7 +40,7 @@ def storages(inventory: Inventory, plans: Plans) -> tuple[Stored, ...]:
     own = shares(inventory, plans)
     model = inventory.setting.model
     found: list[Stored] = []
-    if model.blocks and not model.params_only and inventory.setting.profile.activations:
+    if model.blocks and not model.states_alone and inventory.setting.profile.activations:
         widths = Widths(inventory, plans)
         found += _tapes(inventory, plans, own, widths)
         found += _unplanned(inventory, own, widths)

@@ -65,7 +65,7 @@ def _of(
 
 def dummies(inventory: Inventory, plans: Plans, own: Shares) -> Iterator[Stored]:
     """The tensors that stand for gradients which Megatron's products add to its own buffer. [te-dummy]"""
-    if inventory.setting.profile.memory.passing != "dummy gradients" or inventory.setting.model.params_only:
+    if inventory.setting.profile.memory.passing != "dummy gradients" or inventory.setting.model.states_alone:
         return
     dtype = inventory.setting.recipe.weight
     for matrix in matrices(inventory, plans):

@@ -44,7 +44,7 @@ def first_step(inventory: Inventory, own: Shares, stages: StageMemory) -> Iterat
         f"the larger of {later - gone} B before moments exist and {stepping} B in the optimizer step",
         source,
     )
-    if not inventory.setting.model.params_only:
+    if not inventory.setting.model.states_alone:
         yield _line(
             "first step, reserved",
             _reserved(inventory, own.plans, row),
