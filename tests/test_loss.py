@@ -5,11 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 
+from strategies import dense, plan_of, setting_of
+from trainledger.facts.workload import Workload
+from trainledger.inventory.blocks import parts_of
 from trainledger.inventory.blocks.loss import LOSSES, Logits, OutputLayer, cross_entropy, in_chunks
+from trainledger.inventory.inventory import Inventory
 from trainledger.inventory.tape import Program, Tape, walk
 
 ROWS, VOCABULARY = 64, 4096
 LOGITS = ROWS * VOCABULARY
+MODEL = dense(layers=1, vocab=65536)
 
 
 def logits(rows: int = ROWS, dtype: str = "bf16") -> Logits:
@@ -114,3 +119,14 @@ def test_sizes_are_arrays_over_plans() -> None:
     of = Logits(rows=np.array([1, 2]), elements=np.array([100, 400]), dtype="bf16")
     cross_entropy(program, "eager", program.op("output layer", program.input("hidden", 0), of.bytes()), of)
     assert walk(program, None).peak("backward")[0].tolist() == [1200, 4800]
+
+
+@pytest.mark.parametrize(
+    ("how", "forward"), [("", 10), ("eager", 10), ("shifted", 12), ("copied", 14), ("compiled", 2)]
+)
+def test_a_model_in_our_program_may_have_the_loss_of_another_release(how: str, forward: float) -> None:
+    setting = setting_of(MODEL, Workload(seq=ROWS), engine="pytorch", precision="bf16-pure", loss=how)
+    tape = parts_of(Inventory(setting), plan_of(zero_stage=0, mbs=2)).final
+    elements = 2 * ROWS * MODEL.vocab_size
+    most, _ = tape.peak("forward")
+    assert float(most[0]) / elements == pytest.approx(forward, rel=0.01)

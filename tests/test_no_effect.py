@@ -43,9 +43,13 @@ RUN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("flag", [*UNREAD, *NONE_OF])
 @pytest.mark.parametrize("request_type", [Prove, Train])
 def test_what_the_program_never_reads_is_refused(flag: str, request_type: type[Prove | Train]) -> None:
-    value: Any = {"reserve": "4 GiB", "allocator": "default", "routing": "balanced", "frozen_dtype": "bf16"}.get(
-        flag, 0
-    )
+    value: Any = {
+        "reserve": "4 GiB",
+        "allocator": "default",
+        "routing": "balanced",
+        "frozen_dtype": "bf16",
+        "loss": "eager",
+    }.get(flag, 0)
     with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')} is {value}, and would change nothing: "):
         check_plan_flags(request_type(**{flag: value}))
 

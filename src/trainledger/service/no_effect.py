@@ -21,6 +21,7 @@ UNREAD = {
     "reserve": "nothing that is run is judged against a card's memory; ask it of `trainledger ledger`",
     "allocator": "ranks take PyTorch's allocator as PYTORCH_CUDA_ALLOC_CONF has it; set that instead",
     "routing": "the model's router sends tokens where it wants; ask it of `trainledger ledger`",
+    "loss": "the program computes its loss in its own way; ask it of `trainledger ledger`",
     "frozen_dtype": "every weight is trained, so none is frozen; leave it out",
     "largest_layer": "a model is run by its shapes; leave it out",
 }

@@ -11,6 +11,7 @@ from trainledger.facts.semantics import Semantics
 from trainledger.inventory.blocks.eager.exchange import Exchange
 from trainledger.inventory.blocks.eager.norm import norm
 from trainledger.inventory.blocks.eager.ops import Count, Ops, Sheet
+from trainledger.inventory.blocks.loss import Logits, cross_entropy
 from trainledger.inventory.blocks.sizes import Sizes
 
 
@@ -109,8 +110,14 @@ class Ends:
         return self.sizes.tokens, self.model.vocab_size if self.gathers else self.vocab
 
     def loss(self, logits: Sheet) -> None:
-        """Mean cross-entropy in fp32 over rows of logits."""
-        ops = self.ops
+        """Mean cross-entropy in fp32 over rows of logits; one with a name is of a model that gives its loss itself."""
+        ops, setting = self.ops, self.sizes.setting
+        if how := setting.scenario.loss:
+            several = self.sizes.plans.mbs > 1
+            elements = logits.rows * (logits.width + 0 * logits.rows)
+            of = Logits(rows=logits.rows, elements=elements, dtype=logits.dtype, several=several)
+            cross_entropy(ops.program, how, logits.value, of)
+            return
         ops.program.hold(logits.value)
         if self.exchange.cut and not self.gathers:
             self._cut_loss(logits)
