@@ -215,6 +215,12 @@ def test_a_json_that_a_command_names_is_compared_with_it(tmp_path: Path, monkeyp
     assert found.exit_code == 5
 
 
+def test_fsdp_of_one_rank_shards_nothing() -> None:
+    """tatsu-lab/stanford_alpaca#189."""
+    made = plan(checked(ALPACA.replace("per_node=5", "per_node=1"), seq=512))
+    assert (made.gpus, made.engine, made.zero_stage) == (1, "pytorch", 0)
+
+
 def test_a_command_beside_a_message_is_its_plan() -> None:
     """tatsu-lab/stanford_alpaca#86."""
     text = (

@@ -161,6 +161,8 @@ def test_a_misspelt_key_names_the_nearest(tmp_path: Path) -> None:
         ({**BASE, "gradient_accumulation_steps": "8"}, r'gradient_accumulation_steps is "8": write a whole number'),
         # hiyouga/LlamaFactory#3493
         ({**BASE, "bf16": {"enabled": "true"}}, r'bf16.enabled is "true": write true or false, without quotes'),
+        ({**BASE, "bf16": True}, "bf16 is true: write keys in braces"),
+        (zero(reduce_bucket_size=float("inf")), "reduce_bucket_size is Infinity: write a whole number"),
         (zero(stage=4), "zero_optimization.stage is 4: write 0, 1, 2 or 3"),
         # deepspeedai/DeepSpeed#3506
         (

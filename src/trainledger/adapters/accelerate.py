@@ -86,9 +86,11 @@ def read_accelerate(
     plan: dict[str, Any] = {"gpus": values.whole("num_processes", least=1), "precision": _precision(values, kind)}
     if kind == "deepspeed":
         return _of_deepspeed(values, plan, given, model, loaded)
-    if kind == "fsdp":
+    alone = (plan["gpus"] or given.get("gpus")) == 1
+    if kind == "fsdp" and not alone:
         plan |= _of_fsdp(values)
     else:
+        # FSDP of one rank is NO_SHARD, whatever it is told [torch: fsdp/_init_utils.py]
         plan |= {"engine": "pytorch", "zero": 0}
     return _settings(values, plan, tuple(_wrapping(values, plan, model)) if kind == "fsdp" else ())
 

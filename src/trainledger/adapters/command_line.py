@@ -22,7 +22,8 @@ _ARRAY = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\[[@*]\]\}")
 _SUM = re.compile(r"\$\(\(([0-9*+ ]{1,40})\)\)")
 LAUNCH = (
     "nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_backend", "num_gpus",
-    "num_nodes", "include", "hostfile", "num_processes", "num_machines", "machine_rank", "main_process_port", "config_file",
+    "num_nodes", "include", "hostfile", "num_processes", "num_machines", "machine_rank", "main_process_port",
+    "config_file",
 )  # fmt: skip
 """Flags of launchers, each of one value: what follows it is the program."""
 ENDINGS = ("-hf", "-mcore", "-Instruct", "-Chat", "-chat-hf", "-Base")

@@ -36,6 +36,8 @@ OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "adam8bit": "adam
 """optimizer.type -> --optimizer."""
 DTYPES = ("fp32", "fp16", "bf16")
 STAGES = 3
+STRICT = ("zero_optimization", "bf16", "fp16", "optimizer", f"{ZERO}offload_optimizer", f"{ZERO}offload_param")
+"""Keys that are tables."""
 SMALL_BUCKET = 50_000_000
 """A bucket of a tenth of DeepSpeed's own: its collectives are many, and each costs its latency."""
 CONFIG = "DeepSpeed runtime/config.py at edaa722"
@@ -85,6 +87,10 @@ def _spelled(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_uncounted(values: Values) -> None:
     """Refuse what changes what is held, and is counted by no account here."""
+    for table in STRICT:
+        value = values.flat.get(table)
+        if value not in (None, {}) and not (table == "zero_optimization" and isinstance(value, bool)):
+            raise values.wrong(table, "keys in braces")
     for table, what in UNCOUNTED_TABLES.items():
         if any(key == table or key.startswith(f"{table}.") for key in values.flat if values.has(key)):
             raise BadInput(f"{values.where}: {table} is {what}, which no account counts; leave it out to see the rest")

@@ -114,7 +114,8 @@ def _shards(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: di
             known = " or ".join(STRATEGIES)
             raise BadInput(f"{where}: --data-parallel-sharding-strategy is {word!r}: write {known}")
         plan["zero"] = STRATEGIES[word]
-        used["data_parallel_sharding_strategy"] = f"--zero {plan['zero']}"
+        names = ("use_megatron_fsdp", "use_custom_fsdp", "data_parallel_sharding_strategy")
+        used |= {name: f"--zero {plan['zero']}" for name in names if name in flags}
     if _on(flags, "optimizer_cpu_offload"):
         plan["offload"] = ("optimizer",)
         used["optimizer_cpu_offload"] = "--offload optimizer"

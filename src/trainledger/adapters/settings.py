@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -79,16 +80,18 @@ class Values(msgspec.Struct, frozen=True):
         value = self._of(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
+        counted = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        whole = int(value) if counted else None
+        if whole is None or whole != value or whole < least:
             raise self.wrong(key, f"a whole number of at least {least}, without quotes")
-        return int(value)
+        return whole
 
     def number(self, key: str) -> float | None:
         """A number; None where it is absent or auto."""
         value = self._of(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.wrong(key, "a number, without quotes")
         return float(value)
 

@@ -148,6 +148,8 @@ def _precision(values: Values, named: Mapping[str, str], plan: dict[str, Any], f
             flags[key] = f"--precision {recipe}"
     key = named.get("converters")
     asked = values.flat.get(key, ()) if key is not None else ()
+    if key is not None and not isinstance(asked, str | list):
+        raise values.wrong(key, "names in quotes, in brackets")
     converters = (asked,) if isinstance(asked, str) else tuple(asked)
     if any("mx" in str(one) for one in converters):
         plan["precision"] = "mxfp8"
@@ -201,7 +203,7 @@ def _release(values: Values, plan: dict[str, Any], flags: dict[str, str]) -> Non
     key = next((one for one in RENAMED if values.has(one)), "")
     plan["framework_version"] = RENAMED.get(key, LAST)
     if key:
-        flags[key] = f"{flags[key]} --framework-version {RENAMED[key]}"
+        flags[key] = f"{flags.get(key, '')} --framework-version {RENAMED[key]}".lstrip()
 
 
 def _unused(values: Values, flags: Mapping[str, str]) -> Iterator[Unused]:

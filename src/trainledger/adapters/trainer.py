@@ -275,8 +275,11 @@ def _sharding(asked: _Told) -> None:
     words = value if isinstance(value, list) else str(value or "").replace(",", " ").split()
     settings = asked.told.get("fsdp_config")
     inner = settings if isinstance(settings, Mapping) else {}
-    if not words and not inner:
+    alone = (asked.plan.get("gpus") or asked.given.get("gpus")) == 1
+    if alone or (not words and not inner):
+        # FSDP of one rank is NO_SHARD, whatever it is told [torch: fsdp/_init_utils.py]
         asked.plan |= {"engine": "pytorch", "zero": 0}
+        asked.used |= {name: "--engine pytorch --zero 0" for name in ("fsdp", "fsdp_config") if asked.told.get(name)}
         return
     version = inner.get("fsdp_version") or inner.get("version") or asked.told.get("fsdp_version") or 1
     strategy = str(inner.get("fsdp_sharding_strategy") or "").upper()
