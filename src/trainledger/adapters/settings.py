@@ -80,20 +80,20 @@ class Values(msgspec.Struct, frozen=True):
         value = self._of(key)
         if value is None:
             return None
-        counted = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        whole = int(value) if counted else None
-        if whole is None or whole != value or whole < least:
+        number = _finite(value)
+        if number is None or number != int(number) or number < least:
             raise self.wrong(key, f"a whole number of at least {least}, without quotes")
-        return whole
+        return int(number)
 
     def number(self, key: str) -> float | None:
         """A number; None where it is absent or auto."""
         value = self._of(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        number = _finite(value)
+        if number is None:
             raise self.wrong(key, "a number, without quotes")
-        return float(value)
+        return float(number)
 
     def switch(self, key: str) -> bool | None:
         """True or false; None where it is absent or auto."""
@@ -123,6 +123,13 @@ class Values(msgspec.Struct, frozen=True):
     def _of(self, key: str) -> object:
         value = self.flat.get(key)
         return None if value == AUTO else value
+
+
+def _finite(value: object) -> int | float | None:
+    """A number that is one; None for all else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
 
 
 def shown(value: object) -> str:
