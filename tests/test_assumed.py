@@ -83,6 +83,11 @@ def test_an_engine_remarks_on_the_plans_that_are_shown_alone() -> None:
         assert remarks(trainledger.ledger("llama-3-8b", **flags, **more)) == expected
 
 
+def test_deepspeed_says_of_zero_3_how_the_model_is_taken_to_be_made() -> None:
+    for zero, expected in ((2, set()), (3, {"as"})):
+        assert remarks(trainledger.ledger("llama-3-8b", engine="deepspeed", gpus=8, zero=zero)) == expected
+
+
 def test_a_search_and_a_table_of_stages_remark_on_what_they_list() -> None:
     searched = trainledger.plan("llama-3-8b", engine="megatron", gpus=2, gpu="h200", zero=1, pp=1)
     assert remarks(searched) == set()
