@@ -26,6 +26,14 @@ SWIFT = "https://github.com/modelscope/ms-swift/blob/46922151/docs/source_en/LLM
 LONGLORA = "https://arxiv.org/abs/2309.12307"
 """Table 12: eight A100, ZeRO-2, micro-batch 1, plain LoRA on q, k, v and o, in GB."""
 
+FMS = "https://github.com/foundation-model-stack/fms-acceleration/blob/876e2ed/scripts/benchmarks/refs/a100_80gb.csv"
+"""A100-80G, 4,096 packed tokens, layers recomputed, adapters of rank 16 on q, k, v and o with dropout, transformers
+4.48, bitsandbytes 0.43.3: torch's peak in GiB. Two cards are FSDP; baseline-peft-bnb prepares for 4 bits, accelerated
+does not."""
+LITGPT = "https://github.com/Lightning-AI/litgpt/blob/00af8b0d/config_hub/finetune/README.md"
+"""One A10G, bf16-true, 512 tokens, nothing recomputed, bitsandbytes 0.42: torch's peak in GB. Its loss is in chunks,
+which leaves a part of ours over, and its 4-bit rows quantise the output layer too."""
+
 ADAPTERS = "--lora-rank 64 --lora-targets all-linear --recompute full --frozen-dtype bf16 --engine pytorch"
 RIG = f"--gpus 2 --seq 2048 {ADAPTERS}"
 ONE = f"--gpus 1 --zero 0 --mbs 1 {ADAPTERS}"
@@ -37,6 +45,15 @@ QWEN_7B = f"{SHAPE_7B} {ONE}"
 QWEN_14B = f"custom --hidden 5120 --layers 40 --heads 40 --ffn 13696 --vocab 152064 {ONE}"
 QWEN_72B = "custom --hidden 8192 --layers 80 --heads 64 --ffn 24576 --vocab 152064"
 YI_34B = "custom --hidden 7168 --layers 60 --heads 56 --kv-heads 8 --ffn 20480 --vocab 64000"
+QKVO = "--seq 4096 --lora-rank 16 --lora-targets q_proj,k_proj,v_proj,o_proj --lora-dropout 0.1 --recompute full"
+ALONE = f"{QKVO} --gpus 1 --zero 0 --engine pytorch --loss copied"
+PAIR = f"{QKVO} --gpus 2 --zero 3 --engine fsdp1 --framework-version 2.6"
+HUB = "--gpus 1 --zero 0 --seq 512 --recompute none --engine pytorch --precision bf16-pure --lora-dropout 0.05"
+HUB_4_BIT = f"{HUB} --qlora --frozen-dtype bf16 --framework-version 2.4"
+RIG_FSDP1 = (
+    "--gpus 2 --seq 2048 --zero 3 --recompute full --engine fsdp1 --framework-version fsdp-qlora --offload parameters"
+    " --lora-rank 64 --lora-targets q_proj,k_proj,v_proj,up_proj,gate_proj,down_proj --lora-dropout 0.1"
+)
 ZERO_2 = "--gpus 8 --engine deepspeed --zero 2 --mbs 1 --recompute full --lora-rank 8"
 
 
@@ -72,6 +89,26 @@ PEAKS = [
     Peak(QWEN, f"{QWEN_14B} --seq 8192", "device", 55.2 * GB, 0.15),
     Peak(SWIFT, f"{SHAPE_2B} {FULL}", "reserved", 18.16, 0.05),
     Peak(SWIFT, f"{SHAPE_7B} {FULL}", "reserved", 73.37, 0.05),
+    Peak(ANSWER_AI, f"llama-2-7b {RIG_FSDP1} --mbs 10", "reserved", 22.69, 0.05),
+    Peak(ANSWER_AI, f"{YI_34B} {RIG_FSDP1} --qlora --mbs 4", "reserved", 22.98, 0.10),
+    Peak(ANSWER_AI, f"mistral-7b-v0.3 {RIG_FSDP1} --qlora --mbs 1 --seq 24576", "reserved", 22.54, 0.05),
+    Peak(FMS, f"mistral-7b-v0.1 {ALONE} --mbs 4", "allocated", 24.87, 0.05),
+    Peak(FMS, f"mistral-7b-v0.1 {ALONE} --mbs 8", "allocated", 36.08, 0.05),
+    Peak(FMS, f"mistral-7b-v0.1 {ALONE} --mbs 4 --qlora", "allocated", 19.25, 0.05),
+    Peak(FMS, f"mistral-7b-v0.1 {ALONE} --mbs 8 --qlora", "allocated", 34.46, 0.05),
+    Peak(FMS, f"mistral-7b-v0.1 {ALONE} --mbs 8 --qlora --frozen-dtype bf16", "allocated", 26.46, 0.05),
+    Peak(FMS, f"mixtral-8x7b {ALONE} --mbs 4 --qlora --frozen-dtype bf16", "allocated", 34.21, 0.05),
+    Peak(FMS, f"llama-2-70b {ALONE} --mbs 4 --qlora --frozen-dtype bf16", "allocated", 63.45, 0.05),
+    Peak(FMS, f"mistral-7b-v0.1 {PAIR} --mbs 4", "allocated", 20.45, 0.10),
+    Peak(FMS, f"mixtral-8x7b {PAIR} --mbs 4", "allocated", 60.40, 0.05),
+    Peak(FMS, f"mistral-7b-v0.1 {PAIR} --mbs 4 --qlora", "allocated", 14.87, 0.10),
+    Peak(LITGPT, f"llama-2-7b {HUB} --mbs 2 --lora-rank 32", "allocated", 19.77 * GB, 0.05),
+    Peak(LITGPT, f"llama-3-8b {HUB} --mbs 1 --lora-rank 32", "allocated", 19.73 * GB, 0.05),
+    Peak(LITGPT, f"phi-3-mini {HUB} --mbs 4 --lora-rank 8 --lora-targets all-linear", "allocated", 19.75 * GB, 0.05),
+    Peak(LITGPT, f"mistral-7b-v0.1 {HUB_4_BIT} --mbs 2 --lora-rank 32", "allocated", 14.29 * GB, 0.10),
+    Peak(
+        LITGPT, f"phi-3-mini {HUB_4_BIT} --mbs 4 --lora-rank 8 --lora-targets all-linear", "allocated", 19.13 * GB, 0.10
+    ),
     Peak(LONGLORA, f"llama-2-7b {ZERO_2} --seq 8192 --lora-targets q_proj,k_proj,v_proj,o_proj", "device", 23.9, 0.15),
 ]
 
@@ -97,9 +134,9 @@ FITS = [
 ]
 
 
-@pytest.mark.parametrize("peak", PEAKS, ids=lambda peak: f"{peak.gib:.1f}")
+@pytest.mark.parametrize("peak", PEAKS, ids=lambda peak: f"{peak.gib:.2f}")
 def test_a_published_peak_is_met(peak: Peak) -> None:
-    done = run("ledger", *shlex.split(peak.question), "--json")
+    done = run("ledger", *_once(shlex.split(peak.question)), "--json")
     found = done.json()["memory"]["meters"][peak.meter]["estimate"] / 2**30
     assert found == pytest.approx(peak.gib, rel=peak.within), peak.source
 
