@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from command_line import run
 from trainledger.errors import BadInput, TrainledgerError, UnknownName
 from trainledger.facts.families import family_of, model_from_config, model_types
 from trainledger.facts.model_load import load_config, load_model, parse_config
@@ -313,32 +312,6 @@ def test_a_key_can_be_set_by_any_of_its_spellings(name: str, overrides: dict[str
 def test_setting_a_key_on_which_no_shape_depends_is_said() -> None:
     model = load_model("llama-3-8b", overrides={"rope_theta": "1e6", "num_hidden_layers": "2"})
     assert model.notes[1] == "set by hand, but no shape depends on it: rope_theta"
-
-
-@pytest.mark.parametrize(
-    ("key", "text", "knob"),
-    [
-        ("attention_dropout", "0.1", "leave it out"),
-        ("torch_dtype", "bfloat16", "give --precision"),
-        ("gradient_checkpointing", "true", "give --recompute"),
-        ("max_length", "8192", "give --seq"),
-    ],
-)
-def test_setting_a_key_that_nothing_reads_is_refused(key: str, text: str, knob: str) -> None:
-    said = load_refusal("llama-3-8b", **{key: text})
-    assert f"--set {key}={text} would change nothing" in said
-    assert said.endswith(knob)
-
-
-def test_a_key_that_nothing_reads_may_be_taken_away(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**preset_config("gpt2"), "attn_pdrop": 0.1}))
-    assert load_model(str(path), overrides={"attn_pdrop": "null"}).num_layers == 12
-
-
-def test_a_change_that_only_a_run_sees_is_shown_of_a_preset_too() -> None:
-    shown = run("ledger", "llama-3-8b", "--gpus", "8", "--set", "rope_theta=1000000").out
-    assert "no shape depends on it: rope_theta" in shown
 
 
 def test_setting_a_key_that_the_family_lacks_is_refused() -> None:

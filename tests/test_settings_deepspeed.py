@@ -134,8 +134,8 @@ def test_sizes_that_leave_one_out_follow_from_the_others(tmp_path: Path) -> None
     [
         ({**BASE, "fp16": {"enabled": True}}, "ds-fp16-bf16-both", "refuse"),
         ({**BASE, "gradient_allreduce_op": "sum"}, "ds-gradient-allreduce-sum", "refuse"),
-        # deepspeedai/DeepSpeed#1858 writes persitence
-        (zero(stage3_param_persitence_threshold=1e8), "ds-unknown-key", "refuse"),
+        # deepspeedai/DeepSpeed#1858 misspells it
+        (zero(stage3_param_persist_threshold=1e8), "ds-unknown-key", "refuse"),
         (zero(zero_hpz_partition_size=8, offload_optimizer={"device": "cpu"}), "zeropp-with-offload", "warn"),
         (zero(stage=1, allgather_bucket_size=5e6), "ds-allgather-bucket-small", "advise"),
         ({**BASE, "bf16": {"enabled": False}, "fp16": {"enabled": True, "initial_scale_power": 32}}, "initial-scale",
@@ -149,7 +149,7 @@ def test_what_a_file_breaks_is_a_finding(tmp_path: Path, config: dict[str, Any],
 
 
 def test_a_misspelt_key_names_the_nearest(tmp_path: Path) -> None:
-    found = checked(tmp_path, zero(stage3_param_persitence_threshold=1e8))
+    found = checked(tmp_path, zero(stage3_param_persist_threshold=1e8))
     (one,) = [one for one in found.findings if one.id == "ds-unknown-key"]
     assert "nearest: stage3_param_persistence_threshold" in one.message
 

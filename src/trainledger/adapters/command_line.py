@@ -146,6 +146,8 @@ def preset_of(named: object) -> str | None:
 
     >>> preset_of("/data/hf/llama-7b/"), preset_of("ZhipuAI/GLM-4.5-Air-Base-mcore"), preset_of("./my-model")
     ('llama-2-7b', 'glm-4.5-air', None)
+    >>> preset_of("meta-llama/Meta-Llama-3.1-8B-Instruct")
+    'llama-3-8b'
     """
     if not isinstance(named, str):
         return None
@@ -155,5 +157,7 @@ def preset_of(named: object) -> str | None:
         if preset is not None:
             return preset
     every = {other.rpartition("/")[2].lower(): other for other in aliases()}
-    plain = last.lower().removesuffix("-mcore")
-    return find_preset(every[plain]) if plain in every else None
+    for name in (last, *(last.removesuffix(end) for end in ENDINGS if last.endswith(end))):
+        if name.lower() in every:
+            return find_preset(every[name.lower()])
+    return None
