@@ -66,11 +66,13 @@ def test_16_bit_gradients_cost_an_fp32_shard_in_the_step(name: str, shards: int)
 
 @MANY
 @SHARDS
-def test_the_precision_aware_optimizer_keeps_2_2_and_6_over_n(name: str, shards: int) -> None:
-    """A 16-bit remainder for the master and bf16 moments; it reads bf16 gradients without a copy."""
+@pytest.mark.parametrize(("optimizer", "moment"), [("adamw-bf16", 2), ("adamw-remainder", 4)])
+def test_the_precision_aware_optimizer_keeps_a_remainder(name: str, shards: int, optimizer: str, moment: int) -> None:
+    """Of 16 bits for the master, beside its moments; it reads bf16 gradients without a copy."""
     whole = buffer_of(MODELS[name], shards)
-    found = held(megatron(name, grad_dtype="bf16", optimizer="adamw-bf16"), dp_shard=shards, zero_stage=1)
-    assert {found.at(instant) for instant in ("rest", "step")} == {(2 + 2) * whole + (2 + 2 + 2) * whole // shards}
+    found = held(megatron(name, grad_dtype="bf16", optimizer=optimizer), dp_shard=shards, zero_stage=1)
+    kept = (2 + 2) * whole + (2 + 2 * moment) * whole // shards
+    assert {found.at(instant) for instant in ("rest", "step")} == {kept}
 
 
 @pytest.mark.parametrize(
