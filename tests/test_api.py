@@ -42,6 +42,17 @@ def test_a_model_that_is_built_answers_as_its_name_does() -> None:
         assert {**by_name, "run": None} == {**built, "run": None}
 
 
+def test_a_config_that_is_handed_over_is_read() -> None:
+    config = {"model_type": "gpt2", "_name_or_path": "mine", "n_layer": 3}
+    found = trainledger.states(config, gpus=8)
+    assert (found.model, found.total_params) == ("mine", trainledger.load_model("gpt2").total_params - 9 * 7_087_872)
+    assert trainledger.ledger({"model_type": "gpt2"}, gpus=8).model == "config"
+    with pytest.raises(BadInput, match=r"^mine: n_layer is 0"):
+        trainledger.states({**config, "n_layer": 0}, gpus=8)
+    with pytest.raises(UsageError, match="set would not change a Model"):
+        trainledger.states(config, gpus=8, set=["n_layer=4"])
+
+
 def test_a_module_that_is_built_has_states() -> None:
     shapes = {"embed.weight": (96, 32), "layers.0.up.weight": (64, 32), "layers.1.up.weight": (64, 32)}
 

@@ -187,7 +187,7 @@ def test_a_value_that_cannot_be_is_refused_with_rule_and_knob(change: dict[str, 
         ({"model_type": "t5", "is_encoder_decoder": True}, ["encoder-decoder", "number of parameters as MODEL"]),
         (
             {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}},
-            ["save its text_config", "llama4_text"],
+            ["give it:text_config", "llama4_text"],
         ),
         (
             {"model_type": "mllama", "text_config": {"model_type": "x"}},

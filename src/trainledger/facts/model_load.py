@@ -1,7 +1,7 @@
 """Find a model by what a user calls it: a preset, an alias, a config.json, a directory, or an id on the Hub.
 
-A config is JSON and stays data: no pickle is opened and no code is run. `--set KEY=VALUE` changes keys of the config
-before it is read.
+`config.json:text_config` is the decoder inside the config of a model that has other parts too. A config is JSON and
+stays data: no pickle is opened and no code is run. `--set KEY=VALUE` changes keys of the config before it is read.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _BYTE_LIMIT = 16 * 2**20
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
 
+_PART = re.compile(r"[a-z_]+_config")
+
 _WEIGHT_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".safetensors", ".gguf", ".npz", ".h5")
 
 
@@ -37,12 +39,13 @@ class _Repeated(Exception):
 
 
 class _Found(msgspec.Struct, frozen=True):
-    """A config, what to call its model, where it comes from, and what to call it in an error."""
+    """A config, what to call its model, where it comes from, what to call it in an error, and a note on all of it."""
 
     config: dict[str, Any]
     name: str
     source: str
     where: str
+    note: str = ""
 
 
 def load_model(name_or_path: str, *, overrides: Mapping[str, str] | None = None) -> Model:
@@ -66,6 +69,8 @@ def load_with_config(name_or_path: str, *, overrides: Mapping[str, str] | None =
     changes = dict(overrides or {})
     config = _override(found.config, changes, found.where) if changes else found.config
     model = model_from_config(config, name=found.name, source=found.source, where=found.where)
+    if found.note:
+        model = msgspec.structs.replace(model, notes=(found.note, *model.notes))
     if not changes:
         return config, model
     notes = [f"set by hand: {', '.join(f'{key}={value}' for key, value in changes.items())}"]
@@ -168,7 +173,25 @@ def _too_deep(value: object) -> bool:
     return True
 
 
+def _inside(name: str) -> _Found | None:
+    """The part of a config that a name such as config.json:text_config gives; None where it names no part."""
+    whole, mark, part = name.rpartition(":")
+    if not mark or not whole or not _PART.fullmatch(part) or _existing(name) is not None:
+        return None
+    found = _find(whole)
+    inner = found.config.get(part)
+    parts = [key for key, value in found.config.items() if isinstance(value, dict) and "model_type" in value]
+    if not isinstance(inner, dict):
+        have = f"give one of its parts, {', '.join(parts)}" if parts else "it is of one decoder, so give it by itself"
+        raise BadInput(f"{found.where} has no {part}; {have}")
+    note = f"{part} of the config alone: no weights of other parts are counted"
+    return _Found(inner, found.name, f"{found.source}, its {part}", f"{found.where}:{part}", note)
+
+
 def _find(name: str) -> _Found:
+    inside = _inside(name)
+    if inside is not None:
+        return inside
     preset = find_preset(name)
     if preset is not None:
         config = preset_config(preset)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from trainledger.errors import UnknownName, UsageError
+from trainledger.facts.families import model_from_config
 from trainledger.facts.model import Model
 from trainledger.service import ledger as ledger_verb
 from trainledger.service import plan as plan_verb
@@ -16,11 +17,11 @@ from trainledger.service.typed import request_from
 Request = TypeVar("Request", bound=RunRequest)
 
 
-def states(model: str | Model, **flags: object) -> states_verb.Response:
+def states(model: str | Mapping[str, object] | Model, **flags: object) -> states_verb.Response:
     """The training states of one GPU under every zero_stage of an engine: a row each, in bytes.
 
-    `model` is what the command line takes as MODEL, or a Model; `flags` are those of `trainledger states`, with
-    underscores. What is wrong with them raises a TrainledgerError.
+    `model` is what the command line takes as MODEL, a config.json as a dict, or a Model; `flags` are those of
+    `trainledger states`, with underscores. What is wrong with them raises a TrainledgerError.
 
     >>> [row.total_bytes for row in states("70e9", gpus=64).rows]
     [1120000000000, 293125000000, 155312500000, 17500000000]
@@ -29,7 +30,7 @@ def states(model: str | Model, **flags: object) -> states_verb.Response:
     return states_verb.run(request, model=built)
 
 
-def ledger(model: str | Model, **flags: object) -> ledger_verb.Response:
+def ledger(model: str | Mapping[str, object] | Model, **flags: object) -> ledger_verb.Response:
     """The account of one plan: every line it holds and moves, its memory and its traffic, in bytes.
 
     `model` and `flags` as for `states`; the flags are those of a PLAN file.
@@ -42,7 +43,7 @@ def ledger(model: str | Model, **flags: object) -> ledger_verb.Response:
     return ledger_verb.account(request, model=built)
 
 
-def plan(model: str | Model, **flags: object) -> plan_verb.Response:
+def plan(model: str | Mapping[str, object] | Model, **flags: object) -> plan_verb.Response:
     """The best plans for a number of GPUs, what rejects the others, and the smallest change where nothing fits.
 
     `model` and `flags` as for `states`; a degree that is given is fixed.
@@ -61,6 +62,11 @@ def _asked(name: str, kind: type[Request], model: object, flags: Mapping[str, ob
         if flag not in kind.__struct_fields__:
             raise UnknownName(f"flag of {name}()", flag, kind.__struct_fields__)
     values = {flag.replace("_", "-"): value for flag, value in flags.items()}
+    if isinstance(model, Mapping):
+        called = model.get("_name_or_path") or model.get("name_or_path")
+        model = model_from_config(
+            dict(model), name=called if isinstance(called, str) else "config", source="a config that was handed over"
+        )
     if not isinstance(model, Model):
         return request_from(kind, {**values, "model": model}, f"{name}()"), None
     idle = [flag for flag in flags if flag in ModelRequest.__struct_fields__]

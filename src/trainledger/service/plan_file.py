@@ -67,10 +67,12 @@ def _path(name: str | None, folder: Path) -> str | None:
 
     >>> _path("sub/config.json", Path("plans")), _path("llama-3-8b", Path("plans"))
     ('plans/sub/config.json', 'llama-3-8b')
+    >>> _path("config.json:text_config", Path("plans"))
+    'plans/config.json:text_config'
     """
     if name is None or name.startswith(("/", "~")):
         return name
-    only_a_file = name.endswith((".json", SUFFIX)) or name.startswith(("./", "../"))
+    only_a_file = name.partition(":")[0].endswith((".json", SUFFIX)) or name.startswith(("./", "../"))
     return str(folder / name) if only_a_file else name
 
 

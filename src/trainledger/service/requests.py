@@ -64,8 +64,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     model: Annotated[
         str | None,
         flag(
-            "A preset (`list models`), a config.json or its directory, ORG/NAME on the Hub, a parameter count such as "
-            "70B, a PLAN file (.toml), or custom with the sizes below.",
+            "A preset (`list models`), a config.json or its directory, either with :text_config for the decoder in it, "
+            "ORG/NAME on the Hub, a parameter count such as 70B, a PLAN file (.toml), or custom with the sizes below.",
             "MODEL",
             group=MODEL,
             positional=True,

@@ -174,7 +174,7 @@ def _unreadable(config: Mapping[str, Any], name: str, model_type: str) -> BadInp
     if isinstance(inner_type, str) and inner_type in _FILE_OF:
         return BadInput(
             f"{name}: model_type {model_type!r} wraps a text decoder with other parts, and only decoders are read; "
-            f"save its text_config (model_type {inner_type!r}) as a file of its own and give that"
+            f"give {name}:text_config (model_type {inner_type!r}) for the decoder alone"
         )
     if config.get("is_encoder_decoder"):
         return BadInput(
