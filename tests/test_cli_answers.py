@@ -102,6 +102,20 @@ def test_a_model_with_layers_that_have_no_account_answers_for_its_states_alone(t
     assert not [line for line in ledger["lines"] if "activations" in line["id"]]
 
 
+def test_a_search_says_how_stages_are_searched_over_which_layers_do_not_divide() -> None:
+    flags = ("--gpus", "16", "--gpu", "h100", "--engine", "megatron", "--gbs", "64", "--set")
+
+    def said(layers: int, *more: str) -> list[str]:
+        found = answer("plan", "llama-3.2-1b", *flags, f"num_hidden_layers={layers}", *more)
+        return [note["message"] for note in found["notes"] if note["rule"] == "uneven-stages"]
+
+    (text,) = said(30)
+    assert "30 layers do not divide over 4, 8 or 16 pipeline stages" in text
+    assert "--pp 8 --pp-layout 3,4,4,4,4,4,4,3" in text
+    assert said(32) == said(30, "--pp", "2") == []
+    assert said(30, "--pp", "8", "--pp-layout", "3,4,4,4,4,4,4,3") == []
+
+
 def test_nothing_fits_or_is_sent_without_a_card_or_a_second_rank() -> None:
     found = answer("states", "llama-3-8b")
     assert found["gpus"] == 1

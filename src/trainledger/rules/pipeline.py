@@ -52,12 +52,27 @@ def _virtual_layers_sentence(setting: Setting, row: dict[str, int]) -> str:
     )
 
 
+def uneven_layout(layers: int, pp: int) -> str:
+    """A --pp-layout of stages that layers do not divide over: embedding and output count as a layer each.
+
+    >>> uneven_layout(94, 4), uneven_layout(3, 4)
+    ('23,24,24,23', '')
+    """
+    layout = layers_per_chunk(layers, pp, "less_ends")
+    return ",".join(map(str, layout)) if min(layout) > 0 else ""
+
+
+def _example(layers: int, row: dict[str, int]) -> str:
+    layout = uneven_layout(layers, row["pp"]) if row["vpp"] == 1 else ""
+    return f" {layout}" if layout else ""
+
+
 def _layers_sentence(setting: Setting, row: dict[str, int]) -> str:
     layers, chunks = setting.model.num_layers, row["pp"] * row["vpp"]
     if setting.profile.split == "divisible":
         return (
             f"{layers} layers do not divide over pp={row['pp']} stages (remainder {layers % row['pp']}); "
-            f"use one of {choices(layers)}, or give --pp-layout"
+            f"use one of {choices(layers)}, or give --pp-layout{_example(layers, row)}"
         )
     if setting.profile.split in EMPTY:
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -11,6 +12,7 @@ from trainledger.errors import UsageError
 from trainledger.facts.model import Model
 from trainledger.plans.limits import between
 from trainledger.plans.plan import Plans, make_plans
+from trainledger.rules.pipeline import uneven_layout
 from trainledger.search.change import Change
 from trainledger.search.search import DOES_NOT_FIT, STATES_DO_NOT_FIT, Candidate, SearchResult, Sort, run_search
 from trainledger.service.common import Note, Run, notes, resolve
@@ -136,6 +138,21 @@ def _batch_assumed(request: Request, result: SearchResult) -> tuple[Note, ...]:
     return (Note(rule="gbs-assumed", severity="advise", message=text),)
 
 
+def _uneven_stages(run: Run, result: SearchResult, fixed: Mapping[str, int]) -> tuple[Note, ...]:
+    """How pipelines are searched over which the layers do not divide, where they do not over four stages."""
+    layers, split = run.setting.model.num_layers, run.setting.profile.split
+    unsaid = "pp" not in fixed and result.rejected.get("layers-divisible-by-pp")
+    pp = next((degree for degree in (8, 4) if run.gpus % degree == 0), 0)
+    layout = uneven_layout(layers, pp) if unsaid and split == "divisible" and pp and layers % 4 else ""
+    if not layout:
+        return ()
+    text = (
+        f"{layers} layers do not divide over 4, 8 or 16 pipeline stages, so no plan here has them; a layout is "
+        f"searched with its degree, such as --pp {pp} --pp-layout {layout}"
+    )
+    return (Note(rule="uneven-stages", severity="advise", message=text),)
+
+
 def _response(request: Request, run: Run, fixed: dict[str, int], result: SearchResult, start: float) -> Response:
     setting = run.setting
     assumed = {name: value for name, value in run.assumed.items() if name not in _SEARCHED}
@@ -166,6 +183,10 @@ def _response(request: Request, run: Run, fixed: dict[str, int], result: SearchR
         pareto_size=result.pareto_size,
         smallest_change=result.smallest_change,
         assumed=assumed,
-        notes=(*_batch_assumed(request, result), *notes(run, shown=_shown(result))),
+        notes=(
+            *_batch_assumed(request, result),
+            *_uneven_stages(run, result, fixed),
+            *notes(run, shown=_shown(result)),
+        ),
         run=process_since(start),
     )
