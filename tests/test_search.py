@@ -75,6 +75,8 @@ def test_the_smallest_change_fits_when_it_is_made(
     scenario: dict[str, object] = {}
     if change.knob == "optimizer":
         scenario["optimizer"] = change.after
+    elif change.knob == "loss":
+        scenario["loss"] = change.after
     elif change.knob == "offload":
         scenario["offload"] = tuple(change.after.split(","))
     else:
@@ -86,6 +88,20 @@ def test_the_smallest_change_fits_when_it_is_made(
     if workload.gbs is not None:
         dp = change.plan["dp_replicate"] * change.plan["dp_shard"]
         assert change.plan["num_microbatches"] == workload.gbs // (change.plan["mbs"] * dp)
+
+
+def test_logits_that_do_not_fit_are_computed_otherwise_before_anything_is_divided() -> None:
+    """Of three copies of the logits a compiled loss keeps fewer, and a chunked one a part."""
+    fixed = {"zero_stage": 3, "mbs": 1, "tp": 1, "pp": 1, "cp": 4}
+    asked: list[tuple[str, str, str]] = []
+    for seq, before in ((131072, ""), (655360, ""), (655360, "chunked")):
+        setting = setting_of("llama-3-8b", "h200", Workload(seq=seq), engine="torchtitan", loss=before)
+        change = changes.smallest_change(setting, make_plans({**fixed, "dp_shard": 2}), 2)
+        assert change is None or change.total_bytes <= find_accelerator("h200").usable_bytes
+        asked.append((change.knob, change.before, change.after) if change is not None else ("", "", ""))
+    assert asked[0] == ("loss", "eager", "compiled")
+    assert asked[1] == ("loss", "eager", "chunked")
+    assert asked[2][0] != "loss"
 
 
 def test_deepspeed_is_offered_more_tensor_parallelism() -> None:

@@ -22,6 +22,8 @@ MANY = 20
 """More values than any degree has doublings."""
 SPLITTING = ("tp", "pp", "cp")
 """Axes that cut a rank's part of the model, from the cheapest to the dearest."""
+LEANER_LOSSES = ("fused", "native-fused", "compiled", "chunked")
+"""Ways to compute a loss that are switched on, and hold fewer copies of the logits, or a part of them at a time."""
 LEANER = ("adamw-bf16", "adamw-8bit")
 """What may stand in for AdamW, from the nearest to it on."""
 
@@ -40,7 +42,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     recompute: str
 
 
-KNOBS = ("mbs", "recompute", "zero", "tp", "pp", "cp", "optimizer", "offload", "gpus")
+KNOBS = ("mbs", "recompute", "loss", "zero", "tp", "pp", "cp", "optimizer", "offload", "gpus")
 """From the cheapest to the dearest."""
 
 
@@ -52,9 +54,9 @@ def cost_of(change: Change) -> tuple[int, int]:
 def smallest_change(setting: Setting, plans: Plans, gbs: int, *, known: Change | None = None) -> Change | None:
     """The first change, in order of cost, whose plan passes every rule and fits; None where none does.
 
-    Order: smaller micro-batch, recompute, higher zero_stage, splitting the same GPUs more, a leaner optimizer,
-    offload, and at last more GPUs. `gbs` is the global batch of the plan; where the workload names none, it was
-    assumed, and grows with the job. Knobs that are dearer than that of a change which is `known` are not turned.
+    Order: smaller micro-batch, recompute, a leaner loss, higher zero_stage, splitting the same GPUs more, a leaner
+    optimizer, offload, and at last more GPUs. `gbs` is the global batch of the plan; where the workload names none, it
+    was assumed, and grows with the job. Knobs that are dearer than that of a change which is `known` are not turned.
     """
     usable = setting.usable_bytes or 0
     for knob, before, after, changed, rows in _changes(setting, plans, gbs):
@@ -105,6 +107,10 @@ def _changes(setting: Setting, plans: Plans, gbs: int) -> Iterator[tuple[str, st
     yield from _column(setting, row, "mbs", halves, gbs)
     if scenario.recompute != "full":
         yield "recompute", scenario.recompute, ["full"], setting.under(recompute="full"), plans
+    now = setting.loss_word(cut=row["tp"] > 1)
+    for loss in LEANER_LOSSES:
+        if loss in setting.profile.memory.losses and loss != now:
+            yield "loss", now, [loss], setting.under(loss=loss), plans
     yield from _column(setting, row, "zero_stage", list(range(row["zero_stage"] + 1, 4)), gbs)
     dp = row["dp_shard"]
     doublings = [2**k for k in range(1, dp.bit_length()) if dp % 2**k == 0]
