@@ -12,6 +12,9 @@ from trainledger.errors import BadInput, UsageError
 from trainledger.service import check
 from trainledger.service.checked import Checked
 
+NO_VOCABULARY = (
+    "--tensor-model-parallel-size 2 --num-layers 4 --hidden-size 64 --num-attention-heads 4 --ffn-hidden-size 96"
+)
 # tatsu-lab/stanford_alpaca#223
 ALPACA = r"""CUDA_VISIBLE_DEVICES=0,1,2,3,4 torchrun --nproc_per_node=5 --master_port=23456 train.py \
     --model_name_or_path /data/llama-7b \
@@ -244,6 +247,11 @@ def test_a_command_beside_a_message_is_its_plan() -> None:
         ("x --tensor-model-parallel-size 2 --use-torch-fsdp2", {"model": "llama-3-8b"}, "is another engine"),
         ("x --tensor-model-parallel-size 2 --num-experts 8", {}, "a model with experts.*give --model"),
         ("x --tensor-model-parallel-size 2 --swiglu --num-layers 4", {}, "the model has no --hidden-size"),
+        (
+            f"x --swiglu {NO_VOCABULARY}",
+            {},
+            "no --vocab-size or --padded-vocab-size; give --model or --vocab",
+        ),
         ("x --tensor-model-parallel-size two", {"model": "llama-3-8b"}, "'two': write a whole number"),
     ],
 )
@@ -253,7 +261,9 @@ def test_what_a_command_leaves_open_is_refused(command: str, flags: dict[str, An
 
 
 def test_a_model_of_ones_own_has_to_be_named() -> None:
-    with pytest.raises(UsageError, match="the command names no model that comes with the package; give --model"):
+    with pytest.raises(
+        UsageError, match=r"model_name_or_path \./mine, which is no model that comes with the package; give"
+    ):
         checked("train.py --model_name_or_path ./mine --per_device_train_batch_size 1")
     with pytest.raises(UsageError, match=r"--gpus 5, and --gpus 8 is given"):
         checked(ALPACA, gpus=8)

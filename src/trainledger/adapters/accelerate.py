@@ -277,6 +277,8 @@ def _unused(values: Values) -> Iterator[Unused]:
                 yield Unused(key=key, value=values.shown(key), why="--cluster says how many ranks a node has")
             continue
         why = IDLE.get(key)
+        if why is None and values.flat[key] in ({}, None, ""):
+            why = "is empty"
         if why is None:
             why = f"is no key that accelerate is known to have{nearest(key, (*READ, *IDLE))}"
         yield Unused(key=key, value=values.shown(key), why=why)

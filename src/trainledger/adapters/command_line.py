@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, cast
 
+from trainledger.adapters.swift import ranks_in
 from trainledger.errors import BadInput
 from trainledger.facts.presets import aliases, find_preset
 
@@ -51,7 +52,7 @@ def flags_of(text: str) -> dict[str, Any]:
             name = ""
         elif name:
             _append(found, name, word.rstrip(")"))
-    return found
+    return {**ranks_in(text), **found} if found else found
 
 
 def _append(found: dict[str, Any], name: str, word: str) -> None:

@@ -66,7 +66,7 @@ def read_megatron(where: str, flags: Mapping[str, Any], given: Mapping[str, Any]
         part(where, flags, plan, used)
     _virtual(where, flags, plan, used)
     if given.get("model") is None and given.get("hidden") is None:
-        _model(where, flags, plan, used)
+        _model(where, flags, plan, used, given.get("vocab"))
     return Settings(
         path=where,
         kind=KIND,
@@ -201,7 +201,7 @@ def _virtual(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: d
         plan["schedule"] = "interleaved"
 
 
-def _model(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: dict[str, str]) -> None:
+def _model(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: dict[str, str], vocab: object) -> None:
     """A name, or sizes of a model with a gated feed-forward network; another kind has to be named."""
     named = next((name for name in ("model", "load") if preset_of(flags.get(name)) is not None), None)
     if named is not None:
@@ -220,9 +220,12 @@ def _model(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: dic
     if not _on(flags, "group_query_attention"):
         plan.pop("kv_heads", None)
         used.pop("num_query_groups", None)
+    if "vocab" not in plan and vocab is not None:
+        plan["vocab"] = vocab
     lacking = [f"--{name.replace('_', '-')}" for name, field in SIZES.items() if field in NEEDED and field not in plan]
     if lacking:
-        raise BadInput(f"{where}: the model has no {' or '.join(lacking)}; give --model, or the sizes")
+        flag = "" if NEEDED[-1] in plan else " or --vocab, which the tokenizer says"
+        raise BadInput(f"{where}: the model has no {' or '.join(lacking)}; give --model{flag}, or the sizes")
     plan["model"] = "custom"
 
 

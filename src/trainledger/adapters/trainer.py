@@ -12,16 +12,17 @@ from trainledger.adapters.accelerate import read_accelerate
 from trainledger.adapters.command_line import one_of, preset_of, ranks_of
 from trainledger.adapters.deepspeed import read_deepspeed
 from trainledger.adapters.settings import Conflict, Settings, Unused, Used, Values
+from trainledger.adapters.swift import PRESETS, SIGNS, accumulation, is_swift, precision_of
 from trainledger.errors import BadInput
 from trainledger.facts.model import Model
 
 KIND = "trainer arguments"
-MODEL = ("model_name_or_path", "base_model", "model", "model_id")
+MODEL = ("model_name_or_path", "base_model", "model", "model_id", "model_id_or_path")
 MBS = ("per_device_train_batch_size", "micro_batch_size")
 SEQ = ("cutoff_len", "model_max_length", "max_seq_length", "max_seq_len", "sequence_len", "max_length", "block_size")
 RANK = ("lora_rank", "lora_r")
-TARGETS = ("lora_target", "lora_target_modules", "lora_targets")
-ATTENTION = ("flash_attn", "attn_implementation", "flash_attention")
+TARGETS = ("lora_target", "lora_target_modules", "lora_targets", "target_modules")
+ATTENTION = ("flash_attn", "attn_implementation", "flash_attention", "attn_impl", "use_flash_attn")
 OPTIMIZERS = {
     "adamw_hf": "adamw",
     "adamw_torch": "adamw",
@@ -68,6 +69,9 @@ DEGREES = {
     "dp_replicate_size": "dp_replicate",
     "dp_shard_size": "dp_shard",
 }
+KINDS = ("finetuning_type", "adapter", *SIGNS)
+"""Arguments that say what is trained, and the values that are counted."""
+COUNTED = ("full", "lora", "qlora", "dora")
 TRUE, FALSE = ("true", "1", "yes", "auto"), ("false", "0", "no", "none", "")
 
 Loaded = Callable[[str], Mapping[str, Any]]
@@ -75,9 +79,8 @@ Loaded = Callable[[str], Mapping[str, Any]]
 
 def is_trainer(told: Mapping[str, Any]) -> bool:
     """Whether these are arguments of such a trainer."""
-    return "per_device_train_batch_size" in told or ("model_name_or_path" in told) or (
-        "base_model" in told and ("micro_batch_size" in told or "sequence_len" in told)
-    )  # fmt: skip
+    own = is_swift(told) or "per_device_train_batch_size" in told or "model_name_or_path" in told
+    return own or ("base_model" in told and ("micro_batch_size" in told or "sequence_len" in told))
 
 
 def model_of(told: Mapping[str, Any]) -> str | None:
@@ -100,7 +103,8 @@ def read_trainer(
         return _settings(asked, {**asked.plan, **made.plan, **explicit}, made)
     if isinstance(file, str) and file:
         asked.used["deepspeed"] = "its keys below"
-        made = read_deepspeed(file, loaded(file), {**asked.plan, **given}, model)
+        known = PRESETS.get(file) if is_swift(told) else None
+        made = read_deepspeed(file, known or loaded(file), {**asked.plan, **given}, model)
         asked.conflicts += _mismatches(asked, made)
         return _settings(asked, {**asked.plan, **made.plan}, made)
     _sharding(asked)
@@ -191,11 +195,19 @@ def _batch(asked: _Told) -> None:
     if steps in asked.told and gpus is not None and "mbs" in asked.plan:
         others = asked.plan.get("tp", 1) * asked.plan.get("cp", 1)
         asked.take(steps, "gbs", asked.plan["mbs"] * asked.whole(steps) * max(gpus // others, 1))
+    elif is_swift(asked.told) and gpus is not None:
+        mbs = asked.plan.setdefault("mbs", 1)
+        ranks = max(gpus // (asked.plan.get("tp", 1) * asked.plan.get("cp", 1)), 1)
+        asked.plan["gbs"] = mbs * accumulation(mbs, ranks) * ranks
 
 
 def _precision(asked: _Told) -> None:
     """fp32 unless a switch says otherwise; a whole model in 16 bits is its own recipe."""
-    if asked.told.get("pure_bf16") is not None and asked.on("pure_bf16"):
+    if is_swift(asked.told) and not asked.on("bf16") and not asked.on("fp16"):
+        asked.plan["precision"], name = precision_of(asked.told)
+        if name:
+            asked.take(name, "precision", asked.plan["precision"])
+    elif asked.told.get("pure_bf16") is not None and asked.on("pure_bf16"):
         asked.take("pure_bf16", "precision", "bf16-pure")
     elif asked.on("bf16"):
         asked.take("bf16", "precision", "bf16")
@@ -209,14 +221,19 @@ def _precision(asked: _Told) -> None:
 
 def _adapters(asked: _Told) -> None:
     """LoRA and QLoRA, with each program's own names and defaults."""
-    kind = str(asked.told.get("finetuning_type") or asked.told.get("adapter") or asked.told.get("train_type") or "")
+    key = asked.first(KINDS)
+    kind = "" if key is None else str(one_of(asked.told[key])).lower()
+    if key is not None and kind not in COUNTED:
+        raise BadInput(f"{asked.where}: {key} is {kind!r}, and only {', '.join(COUNTED)} are counted")
+    if key is not None and kind == "full":
+        asked.used[key] = "all weights are trained"
     name = asked.first(RANK)
     if asked.on("load_in_8bit") or str(asked.told.get("quantization_bit", "")) == "8":
         raise BadInput(f"{asked.where}: weights of 8 bits are counted by no account here; load_in_4bit is --qlora")
     if kind not in ("lora", "qlora", "dora") and not asked.on("use_peft") and not asked.on("use_lora"):
         return
     asked.plan["lora_rank"] = asked.whole(name) if name is not None else 8
-    said = (*RANK, "finetuning_type", "adapter", "use_peft", "use_lora", "train_type")
+    said = (*RANK, *KINDS, "use_peft", "use_lora")
     asked.used |= {one: f"--lora-rank {asked.plan['lora_rank']}" for one in said if one in asked.told}
     wanted = asked.first(TARGETS)
     if asked.on("lora_target_linear"):
@@ -243,7 +260,7 @@ def _rest(asked: _Told) -> None:
     elif checkpointing in asked.told:
         asked.take(checkpointing, "recompute", "full" if asked.on(checkpointing) else "none")
     else:
-        asked.plan["recompute"] = "full" if any(sign in asked.told for sign in FACTORY) else "none"
+        asked.plan["recompute"] = "full" if any(sign in asked.told for sign in (*FACTORY, *SIGNS)) else "none"
     name = asked.first(ATTENTION)
     if name is not None:
         word = str(asked.told[name]).lower()
@@ -252,8 +269,8 @@ def _rest(asked: _Told) -> None:
     if name is not None:
         word = str(asked.told[name])
         asked.take(name, "optimizer", OPTIMIZERS.get(word, word))
-    if str(asked.told.get("stage") or asked.told.get("rl") or "") == "dpo":
-        key = "stage" if "stage" in asked.told else "rl"
+    key = asked.first(("stage", "rl", "rlhf_type"))
+    if key is not None and str(one_of(asked.told[key])) == "dpo":
         if "lora_rank" not in asked.plan:
             asked.take(key, "frozen_copy", 1)
         asked.conflicts.append(_pairs(asked))
@@ -327,6 +344,8 @@ def _unused(asked: _Told) -> Iterator[Unused]:
         if key not in asked.used:
             off = str(value).lower() in FALSE
             why = "is off" if off else NOT_COUNTED.get(key, "is of the run, or taken as it is usual")
+            if key in MODEL:
+                why = "is no model that comes with the package: the model that is given stands for it"
             yield Unused(key=key, value=_typed(value), why=why)
 
 

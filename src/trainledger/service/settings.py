@@ -15,7 +15,7 @@ from trainledger.adapters.megatron import is_megatron, read_megatron
 from trainledger.adapters.plain_yaml import parse_yaml
 from trainledger.adapters.settings import Settings
 from trainledger.adapters.torchtitan import is_torchtitan, read_torchtitan
-from trainledger.adapters.trainer import is_trainer, model_of, read_trainer
+from trainledger.adapters.trainer import MODEL, is_trainer, model_of, read_trainer
 from trainledger.errors import BadInput, UsageError
 from trainledger.facts.load import load_toml
 from trainledger.facts.model import Model
@@ -90,8 +90,9 @@ def _of_launchers(
     if model is None and request.model is None and request.hidden is None:
         named = model_of(tables) if program == "trainer" else None
         if named is None:
-            what = "names no model that comes with the package" if program == "trainer" else "names no model"
-            raise UsageError(f"{where} {what}; give --model, such as --model llama-3-8b")
+            said = [f"{name} {tables[name]}" for name in MODEL if tables.get(name)] if program == "trainer" else []
+            what = f"says {said[0]}, which is no model that comes with the package" if said else "names no model"
+            raise UsageError(f"{where} {what}; give --model, such as --model llama-3-8b, or its config.json")
         request = msgspec.structs.replace(request, model=named)
     found = model if model is not None else find_model(request)
     folder = Path() if where == COMMAND else Path(where).parent
