@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Sha
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
 from trainledger.facts.model_load import load_with_config
 from trainledger.runtime.model import build_decoder, init_weights
@@ -59,6 +60,45 @@ class Adapted(nn.Module):
         """X [tokens, in] to [tokens, out]."""
         result = self.base(x)
         return result + self.lora_b(self.lora_a(x)) * 2.0
+
+
+class Again(nn.Module):
+    """A wrapped block behind a reentrant checkpoint, as gradient_checkpointing_enable puts it."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *given: Any) -> Tensor:  # noqa: ANN401 - what a block is given
+        """Run the block, and again before its backward."""
+        return checkpoint(self.block, *given, use_reentrant=True)
+
+
+def kept_by_depth(_rank: int, depths: list[int]) -> list[int]:
+    """Most bytes alive in a step with adapters behind reentrant checkpoints, for numbers of layers."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
+    return [_kept_again(depth) for depth in depths]
+
+
+def _kept_again(depth: int) -> int:
+    case: Case = (3, "bfloat16", False, 1, 300, 2)
+    clock = Clock(None)
+    storages = StorageTracker(clock)
+    with storages.following_resizes(), watching(storages):
+        model, optimizer = _wrapped(case, depth)
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, FullyShardedDataParallel) and isinstance(child.module, Block):
+                    setattr(parent, name, Again(child))
+        embedding = next(module for module in model.modules() if isinstance(module, nn.Embedding))
+        embedding.register_forward_hook(lambda _module, _given, out: out.requires_grad_())
+        rest = 0
+        for _ in range(2):
+            storages.mark()
+            rest = storages.current_bytes
+            _step(model, optimizer, case)
+    return storages.peak_bytes - rest
 
 
 class WithLoss(nn.Module):
@@ -115,8 +155,9 @@ def _measured(case: Case) -> Found:
     return storages.peak_bytes, rest, sent
 
 
-def _wrapped(case: Case) -> tuple[FullyShardedDataParallel, torch.optim.Optimizer]:
-    config, facts = load_with_config("llama-3-8b", overrides={k: str(v).lower() for k, v in overrides(case).items()})
+def _wrapped(case: Case, layers: int = 4) -> tuple[FullyShardedDataParallel, torch.optim.Optimizer]:
+    sizes = {**overrides(case), "num_hidden_layers": layers}
+    config, facts = load_with_config("llama-3-8b", overrides={k: str(v).lower() for k, v in sizes.items()})
     decoder = build_decoder(facts, config)
     init_weights(decoder, 0)
     if case[5]:

@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from flat_runs import RANKS, SEQ, Case, Found, measured, overrides
+from flat_runs import RANKS, SEQ, Case, Found, kept_by_depth, measured, overrides
 from strategies import calls_of, held, llama, one_call, plan_of, setting_of
 from trainledger.account.memory.engines.fsdp1 import Fsdp1
 from trainledger.account.memory.reserved.replay import events_of, reserved_of
@@ -175,6 +175,23 @@ def test_gradients_that_are_offloaded_leave_the_card(engine: str) -> None:
     shares_of = MODEL.total_params * 4 // 8
     left = sum(nbytes for op, name, nbytes, _ in events_of(inventory, plans, 0) if op == "alloc" and name in names)
     assert left < shares_of / 8
+
+
+def test_behind_a_reentrant_checkpoint_inputs_of_frozen_blocks_and_their_gradients_stay() -> None:
+    # the hook that reshards what does not train keeps the inputs of its module until the backward is over
+    (seen,) = run_forked(1, kept_by_depth, [4, 12], timeout_s=120)
+    hidden = 2 * SEQ * 64
+    assert (seen[1] - seen[0]) / 8 == pytest.approx(2 * hidden, rel=0.05)
+    for version, times in (("2.6", 2), ("2.13", 1)):
+        most = []
+        for layers in (4, 12):
+            model = load_model("llama-3-8b", overrides={"num_hidden_layers": str(layers)})
+            scenario = Scenario(engine="fsdp1", framework_version=version, precision="bf16-pure", recompute="full")
+            setting = make_setting(model, Workload(seq=4096, lora_rank=8), scenario)
+            memory = stage_memory(Inventory(setting), plan_of(dp_shard=1024, zero_stage=3))
+            first = next(i for i, place in enumerate(memory.places) if place.label == "backward of the first layer")
+            most.append(int(memory.total(first)[0, 0]))
+        assert (most[1] - most[0]) / 8 == pytest.approx((times - 1) * 2 * 2 * 4096 * 4096, abs=2 * 4096 * 4096 / 8)
 
 
 def test_a_run_reserves_no_less_than_it_has_allocated() -> None:

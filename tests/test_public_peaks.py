@@ -30,6 +30,8 @@ FMS = "https://github.com/foundation-model-stack/fms-acceleration/blob/876e2ed/s
 """A100-80G, 4,096 packed tokens, layers recomputed, adapters of rank 16 on q, k, v and o with dropout, transformers
 4.48, bitsandbytes 0.43.3: torch's peak in GiB. Two cards are FSDP; baseline-peft-bnb prepares for 4 bits, accelerated
 does not."""
+PEFT_DOCS = "https://github.com/huggingface/peft/blob/018ca9d6/docs/source/accelerate/fsdp.md"
+"""Two cards, adapters of rank 8 on all linear layers with dropout, 2,048 tokens: "memory consumed per GPU" in GB."""
 LITGPT = "https://github.com/Lightning-AI/litgpt/blob/00af8b0d/config_hub/finetune/README.md"
 """One A10G, bf16-true, 512 tokens, nothing recomputed, bitsandbytes 0.42: torch's peak in GB. Its loss is in chunks,
 which leaves a part of ours over, and its 4-bit rows quantise the output layer too."""
@@ -48,6 +50,9 @@ YI_34B = "custom --hidden 7168 --layers 60 --heads 56 --kv-heads 8 --ffn 20480 -
 QKVO = "--seq 4096 --lora-rank 16 --lora-targets q_proj,k_proj,v_proj,o_proj --lora-dropout 0.1 --recompute full"
 ALONE = f"{QKVO} --gpus 1 --zero 0 --engine pytorch --loss copied"
 PAIR = f"{QKVO} --gpus 2 --zero 3 --engine fsdp1 --framework-version 2.6"
+DOCS = (
+    PAIR.replace("--seq 4096", "--seq 2048").replace("q_proj,k_proj,v_proj,o_proj", "all-linear").replace("16", "8", 1)
+)
 HUB = "--gpus 1 --zero 0 --seq 512 --recompute none --engine pytorch --precision bf16-pure --lora-dropout 0.05"
 HUB_4_BIT = f"{HUB} --qlora --frozen-dtype bf16 --framework-version 2.4"
 RIG_FSDP1 = (
@@ -99,9 +104,13 @@ PEAKS = [
     Peak(FMS, f"mistral-7b-v0.1 {ALONE} --mbs 8 --qlora --frozen-dtype bf16", "allocated", 26.46, 0.05),
     Peak(FMS, f"mixtral-8x7b {ALONE} --mbs 4 --qlora --frozen-dtype bf16", "allocated", 34.21, 0.05),
     Peak(FMS, f"llama-2-70b {ALONE} --mbs 4 --qlora --frozen-dtype bf16", "allocated", 63.45, 0.05),
-    Peak(FMS, f"mistral-7b-v0.1 {PAIR} --mbs 4", "allocated", 20.45, 0.10),
+    Peak(FMS, f"mistral-7b-v0.1 {PAIR} --mbs 4", "allocated", 20.45, 0.05),
     Peak(FMS, f"mixtral-8x7b {PAIR} --mbs 4", "allocated", 60.40, 0.05),
-    Peak(FMS, f"mistral-7b-v0.1 {PAIR} --mbs 4 --qlora", "allocated", 14.87, 0.10),
+    Peak(FMS, f"mistral-7b-v0.1 {PAIR} --mbs 4 --qlora", "allocated", 14.87, 0.05),
+    Peak(FMS, f"llama-2-70b {PAIR} --mbs 2 --qlora", "allocated", 43.48, 0.05),
+    Peak(FMS, f"llama-2-70b {PAIR} --mbs 2 --qlora", "device", 50.77, 0.05),
+    Peak(PEFT_DOCS, f"llama-2-70b {DOCS} --mbs 2 --qlora", "device", 35.6 * GB, 0.10),
+    Peak(PEFT_DOCS, f"llama-2-70b {DOCS} --mbs 2 --qlora --offload parameters", "device", 19.6 * GB, 0.05),
     Peak(LITGPT, f"llama-2-7b {HUB} --mbs 2 --lora-rank 32", "allocated", 19.77 * GB, 0.05),
     Peak(LITGPT, f"llama-3-8b {HUB} --mbs 1 --lora-rank 32", "allocated", 19.73 * GB, 0.05),
     Peak(LITGPT, f"phi-3-mini {HUB} --mbs 4 --lora-rank 8 --lora-targets all-linear", "allocated", 19.75 * GB, 0.05),

@@ -24,6 +24,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     outputs_held     the loop has what the model gave in a variable, logits included, until the model gives more
     copies_kv        keys and values are copied for each query head before attention
     autocast         each product casts what it is given as it runs, so adapters are kept, and given theirs, in fp32
+    reentrant        recomputed layers run behind a reentrant checkpoint that is outside of their wrapper
     keeps_4bit_input  a 4-bit matrix keeps what it multiplies, as bitsandbytes before 0.43.2 did: "step", until the loss
                      is let go of with the step; "steps", until the next one is there, for the loop has it in a variable
     experts_batched  a batched product over each token's rows weighs what experts give; else it is weighed row by row
@@ -61,6 +62,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     outputs_held: bool = False
     copies_kv: bool = False
     autocast: bool = False
+    reentrant: bool = False
     keeps_4bit_input: Literal["", "step", "steps"] = ""
     experts_batched: bool = False
     selective_keeps: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trainledger.account.memory.engines import PASSING
 from trainledger.account.memory.engines.passing import Part
-from trainledger.account.memory.layers import on_card, regions
+from trainledger.account.memory.layers import inputs_stay, on_card, regions
 from trainledger.arrays import IntArray, ceil_div
 from trainledger.dtypes import bytes_of
 from trainledger.facts.model import Model
@@ -251,6 +251,7 @@ class _Stages:
             self.others = self.others + self.losses * waiting * self.parts.final.saved[:, None]
         self.chunk = np.where(chunks < vpp, ceil_div(whole, vpp) * chunks, whole)
         self.behind = nothing[:, None]
+        self.hooked = 2 * inputs_stay(inventory.setting)
         if schedule.releases == "weight" and any((kind.tape.put_off > kind.tape.saved).any() for kind in self.kinds):
             self._hold_graphs(plans, pp_stage, chunks)
 
@@ -341,7 +342,7 @@ class _Stages:
             tape, here = kind.tape, kind.layers > 0
             ends = (
                 (True, self._before(kind)),
-                (False, self.others + self.embedded + self.earlier[kind.slot] + kind.earlier + self._behind(kind)),
+                (False, self._first(kind)),
             )
             for first, kept in ends:
                 what = f"the {'last' if first else 'first'} {kind.name}"
@@ -349,9 +350,19 @@ class _Stages:
                 places += [place, self._handed(place, tape)]
                 if first and self.overlaps:
                     places.append(self._second(place, kind))
-        tape = self.parts.embedding
-        place = self._place("backward", "the embedding", self.at.embedding, tape, self.others, self.embeds)
+        tape, kept = self.parts.embedding, self.others + self._stay()
+        place = self._place("backward", "the embedding", self.at.embedding, tape, kept, self.embeds)
         return [*places, place, self._handed(place, tape)]
+
+    def _first(self, kind: _Kind) -> IntArray:
+        """[plans, rows]: what waits when the first layer of a kind runs backward, after all others."""
+        waits = self.others + self.embedded + self.earlier[kind.slot] + kind.earlier + self._behind(kind)
+        return waits + np.maximum(self._stay() - self.hooked * kind.tape.saved[:, None], 0)
+
+    def _stay(self) -> IntArray:
+        """[plans, rows]: inputs of layers, and their gradients, that stay until the backward is over (layers.py)."""
+        each = (kind.tape.saved[:, None] * kind.layers for kind in self.kinds)
+        return self.hooked * sum(each, np.zeros_like(self.others))
 
     def _behind(self, kind: _Kind) -> IntArray:
         """[plans, rows]: what layers of the same chunk keep that have run backward, when the first of a kind does."""
@@ -369,7 +380,7 @@ class _Stages:
             place,
             label=f"backward of the last {kind.name} but one",
             part="second",
-            kept=place.kept - np.minimum(gone, place.kept),
+            kept=place.kept - np.minimum(gone, place.kept) + self.hooked * gone,
             here=kind.layers > 1,
         )
 

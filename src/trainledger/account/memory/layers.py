@@ -29,6 +29,17 @@ def offloads(setting: Setting) -> bool:
     return "activations" in setting.scenario.offload
 
 
+def inputs_stay(setting: Setting) -> bool:
+    """Whether what recomputed layers were given, and its gradients, stay on the card until the backward is over.
+
+    FSDP reshards a flat parameter that does not train by a hook on the inputs of its module, which it keeps until then.
+    A reentrant checkpoint around that module gives it leaves, which keep their gradients.
+    [fsdp1: _register_post_backward_reshard_only_hook, torch.utils.checkpoint: CheckpointFunction.backward]
+    """
+    frozen = setting.workload.lora_rank > 0 and setting.profile.memory.passing == "fsdp1"
+    return frozen and setting.profile.memory.reentrant and setting.scenario.recompute == "full"
+
+
 def on_card(setting: Setting, layers: IntArray) -> IntArray:
     """[plans, rows]: of these layers those whose kept tensors wait on the card."""
     return np.minimum(layers, ON_CARD) if offloads(setting) else layers

@@ -17,7 +17,7 @@ from trainledger.account.memory.engines.knobs import Knobs
 from trainledger.account.memory.engines.nanotron import WaitingGradients
 from trainledger.account.memory.engines.one_graph import OneGraph
 from trainledger.account.memory.engines.passing import Passing
-from trainledger.account.memory.layers import offloads
+from trainledger.account.memory.layers import inputs_stay, offloads
 from trainledger.account.memory.reserved.allocator import Event, Reserved, replay
 from trainledger.account.memory.reserved.engines.flat_groups import FlatRun
 from trainledger.account.memory.reserved.engines.fsdp1 import Fsdp1Run, flat_units_of
@@ -108,7 +108,8 @@ def _engine(passing: Passing, requests: Requests, row: int, stage: Stage) -> Eng
             )
         case Fsdp1():
             flat, no_sync = flat_units_of(passing, stage.layers), bool(passing.adds_up[0, 0])
-            return Fsdp1Run(requests, flat, no_sync=no_sync, asks_early=passing.asks_early)
+            stay = inputs_stay(passing.inventory.setting)
+            return Fsdp1Run(requests, flat, no_sync=no_sync, asks_early=passing.asks_early, inputs_stay=stay)
         case OneGraph():
             return OneGraphRun(requests, units_of(passing, row, stage.layers))
         case Fsdp2():

@@ -60,14 +60,25 @@ class Fsdp1Run(Fsdp2Run):
     """Flat parameters of a model.
 
     no_sync     gradients of micro-batches add up whole until the last one
+    inputs_stay what a block was given and its gradient stay until the backward is over (account/memory/layers.py)
     asks_early  a block asks for the one that ran before it as its backward begins; else an adapter inside does, as late
                 as that runs backward
     """
 
-    def __init__(self, requests: Requests, of: dict[int, tuple[Unit, ...]], *, no_sync: bool, asks_early: bool) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        of: dict[int, tuple[Unit, ...]],
+        *,
+        no_sync: bool,
+        asks_early: bool,
+        inputs_stay: bool,
+    ) -> None:
         super().__init__(requests, of, accumulate=False)
         self.no_sync = no_sync
         self.asks_early = asks_early
+        self.inputs_stay = inputs_stay
+        self.hooked: list[int] = []
         self.dropped: list[list[int]] = []
         self.going: list[int] = []
 
@@ -94,13 +105,16 @@ class Fsdp1Run(Fsdp2Run):
             self._ask_before(unit)
             if not unit.at_end:
                 self._hand_over(unit, last=last)
+                # in place of the input, which a run lets go of
+                self.hooked += self.requests.alloc([layer.script.input_bytes] * (2 * self.inputs_stay))
 
     def end_of_backward(self, layers: Sequence[Layer], *, last: bool) -> None:
         """The root."""
         for unit in dict.fromkeys(unit for layer in layers for unit in self.of.get(layer.key, ())):
             if unit in self.fresh:
                 self._hand_over(unit, last=last)
-        self.order = []
+        self.requests.free(self.hooked)
+        self.hooked, self.order = [], []
 
     def end_of_step(self) -> None:
         """Gradients are dropped, and all that was in flight has landed."""
