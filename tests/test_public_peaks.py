@@ -30,7 +30,27 @@ FMS = "https://github.com/foundation-model-stack/fms-acceleration/blob/876e2ed/s
 """A100-80G, 4,096 packed tokens, layers recomputed, adapters of rank 16 on q, k, v and o with dropout, transformers
 4.48, bitsandbytes 0.43.3: torch's peak in GiB. Two cards are FSDP; baseline-peft-bnb prepares for 4 bits, accelerated
 does not."""
-PEFT_DOCS = (
+PEFT_DOCS = "https://github.com/huggingface/peft/blob/018ca9d6/docs/source/accelerate/fsdp.md"
+"""Two cards, adapters of rank 8 on all linear layers with dropout, 2,048 tokens: "memory consumed per GPU" in GB."""
+LITGPT = "https://github.com/Lightning-AI/litgpt/blob/00af8b0d/config_hub/finetune/README.md"
+"""One A10G, bf16-true, 512 tokens, nothing recomputed, bitsandbytes 0.42: torch's peak in GB. Its loss is in chunks,
+which leaves a part of ours over, and its 4-bit rows quantise the output layer too."""
+
+ADAPTERS = "--lora-rank 64 --lora-targets all-linear --recompute full --frozen-dtype bf16 --engine pytorch"
+RIG = f"--gpus 2 --seq 2048 {ADAPTERS}"
+ONE = f"--gpus 1 --zero 0 --mbs 1 {ADAPTERS}"
+FULL = "--gpus 1 --zero 0 --mbs 1 --seq 512 --recompute full --engine pytorch --precision bf16-pure"
+SHAPE_2B = "custom --hidden 2048 --layers 24 --heads 16 --ffn 5504 --vocab 151936"
+SHAPE_7B = "custom --hidden 4096 --layers 32 --heads 32 --ffn 11008 --vocab 151936"
+QWEN_2B = f"{SHAPE_2B} {ONE}"
+QWEN_7B = f"{SHAPE_7B} {ONE}"
+QWEN_14B = f"custom --hidden 5120 --layers 40 --heads 40 --ffn 13696 --vocab 152064 {ONE}"
+QWEN_72B = "custom --hidden 8192 --layers 80 --heads 64 --ffn 24576 --vocab 152064"
+YI_34B = "custom --hidden 7168 --layers 60 --heads 56 --kv-heads 8 --ffn 20480 --vocab 64000"
+QKVO = "--seq 4096 --lora-rank 16 --lora-targets q_proj,k_proj,v_proj,o_proj --lora-dropout 0.1 --recompute full"
+ALONE = f"{QKVO} --gpus 1 --zero 0 --engine pytorch --loss copied"
+PAIR = f"{QKVO} --gpus 2 --zero 3 --engine fsdp1 --framework-version 2.6"
+DOCS = (
     "--gpus 2 --seq 2048 --zero 3 --recompute full --engine fsdp1 --framework-version 2.6 --lora-rank 8"
     " --lora-targets all-linear --lora-dropout 0.1"
 )
