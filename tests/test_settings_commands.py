@@ -51,6 +51,7 @@ DISTRIBUTED_ARGS=(
 MODEL_ARGS=(
     --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
     --group-query-attention --num-query-groups 8 --swiglu --vocab-size 128256
+    --untie-embeddings-and-output-weights
 )
 # --pipeline-model-parallel-size 99
 torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py ${MODEL_ARGS[@]} \
@@ -274,4 +275,4 @@ def test_words_after_a_flag_are_its_values() -> None:
         "x": "1", "y": ["b", "c"], "no_z": "#", "w": True, "v": "1 2",
     }  # fmt: skip
     assert preset_of("NousResearch/Meta-Llama-3-8B-Instruct") == "llama-3-8b"
-    assert preset_of("/models/llama-4-maverick") is None
+    assert preset_of("/models/my-own") is None

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainledger.adapters.command_line import number, preset_of, ranks_of
+from trainledger.adapters.megatron_words import UNTIE, on, refuse_uncounted, sizes_of, words_of
 from trainledger.adapters.settings import Settings, Unused, Used
 from trainledger.errors import BadInput
+from trainledger.facts.model import Model
 
 KIND = "Megatron arguments"
 SIGNS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
@@ -46,7 +48,6 @@ OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon"}
 SWIFT = ("load_safetensors", "save_safetensors", "train_type", "split_dataset_ratio", "merge_lora", "padding_free")
 """Arguments that ms-swift alone has."""
 LAUNCHER = ("nproc_per_node", "nnodes", "gpus_per_node", "num_gpus", "num_nodes", "world_size", "include")
-OFF = ("false", "0", "no")
 
 
 def is_megatron(flags: Mapping[str, Any]) -> bool:
@@ -54,8 +55,11 @@ def is_megatron(flags: Mapping[str, Any]) -> bool:
     return any(sign in flags for sign in SIGNS)
 
 
-def read_megatron(where: str, flags: Mapping[str, Any], given: Mapping[str, Any]) -> Settings:
-    """The plan of a command."""
+def read_megatron(
+    where: str, flags: Mapping[str, Any], given: Mapping[str, Any], model: Model | None = None
+) -> Settings:
+    """The plan of a command; `model` where flags name one, whose sizes the command may say and must not deny."""
+    refuse_uncounted(where, flags, given)
     plan: dict[str, Any] = {"engine": "megatron"}
     used: dict[str, str] = {}
     for name, field in NUMBERS.items():
@@ -64,15 +68,20 @@ def read_megatron(where: str, flags: Mapping[str, Any], given: Mapping[str, Any]
             used[name] = f"--{field} {plan[field]}"
     for part in (_world, _shards, _precision, _recompute, _words):
         part(where, flags, plan, used)
+    more, typed = words_of(where, flags)
+    plan |= more
+    used |= typed
     _virtual(where, flags, plan, used)
-    if given.get("model") is None and given.get("hidden") is None:
+    if model is None:
         _model(where, flags, plan, used, given.get("vocab"))
+    else:
+        used |= dict.fromkeys(sizes_of(where, flags, model), "as the model has it")
     return Settings(
         path=where,
         kind=KIND,
         plan=plan,
         told={},
-        used=tuple(Used(key=f"--{key}", value=_typed(flags[key]), flag=flag) for key, flag in used.items()),
+        used=tuple(Used(key=_key(flags, key), value=_typed(flags[key]), flag=flag) for key, flag in used.items()),
         unused=tuple(_unused(flags, used)),
         conflicts=(),
     )
@@ -83,32 +92,28 @@ def _swift(flags: Mapping[str, Any]) -> bool:
     return any(sign in flags for sign in SWIFT)
 
 
-def _on(flags: Mapping[str, Any], name: str) -> bool:
-    return name in flags and str(flags[name]).lower() not in OFF
-
-
 def _world(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: dict[str, str]) -> None:
     gpus = ranks_of(flags, where)
     if gpus is not None:
         plan["gpus"] = gpus
         used |= {name: f"--gpus {gpus}" for name in LAUNCHER if name in flags}
     if plan.get("tp", 1) > 1:
-        plan["sp"] = _on(flags, "sequence_parallel")
+        plan["sp"] = on(flags, "sequence_parallel")
         if "sequence_parallel" in flags:
             used["sequence_parallel"] = "--sp" if plan["sp"] else "--no-sp"
 
 
 def _shards(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: dict[str, str]) -> None:
     """Without the distributed optimizer every rank keeps all of it."""
-    if _on(flags, "use_torch_fsdp2"):
+    if on(flags, "use_torch_fsdp2"):
         raise BadInput(
             f"{where}: --use-torch-fsdp2 is another engine inside Megatron, which has no account; leave it out"
         )
     plan["zero"] = int(_swift(flags) and "use_distributed_optimizer" not in flags)
-    if _on(flags, "use_distributed_optimizer"):
+    if on(flags, "use_distributed_optimizer"):
         plan["zero"] = 1
         used["use_distributed_optimizer"] = "--zero 1"
-    if _on(flags, "use_megatron_fsdp") or _on(flags, "use_custom_fsdp"):
+    if on(flags, "use_megatron_fsdp") or on(flags, "use_custom_fsdp"):
         word = str(flags.get("data_parallel_sharding_strategy", "no_shard"))
         if word not in STRATEGIES:
             known = " or ".join(STRATEGIES)
@@ -116,20 +121,20 @@ def _shards(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: di
         plan["zero"] = STRATEGIES[word]
         names = ("use_megatron_fsdp", "use_custom_fsdp", "data_parallel_sharding_strategy")
         used |= {name: f"--zero {plan['zero']}" for name in names if name in flags}
-    if _on(flags, "optimizer_cpu_offload"):
+    if on(flags, "optimizer_cpu_offload"):
         plan["offload"] = ("optimizer",)
         used["optimizer_cpu_offload"] = "--offload optimizer"
-    if _on(flags, "grad_reduce_in_bf16"):
+    if on(flags, "grad_reduce_in_bf16"):
         plan["grad_dtype"] = "bf16"
         used["grad_reduce_in_bf16"] = "--grad-dtype bf16"
 
 
 def _precision(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: dict[str, str]) -> None:
     plan["precision"] = next(
-        (name for name in ("bf16", "fp16") if _on(flags, name)), "bf16" if _swift(flags) else "fp32"
+        (name for name in ("bf16", "fp16") if on(flags, name)), "bf16" if _swift(flags) else "fp32"
     )
-    used |= {name: f"--precision {plan['precision']}" for name in ("bf16", "fp16") if _on(flags, name)}
-    if "fp8_format" in flags or _on(flags, "fp8_hybrid"):
+    used |= {name: f"--precision {plan['precision']}" for name in ("bf16", "fp16") if on(flags, name)}
+    if "fp8_format" in flags or on(flags, "fp8_hybrid"):
         recipe = str(flags.get("fp8_recipe", "delayed"))
         if recipe not in RECIPES:
             raise BadInput(f"{where}: --fp8-recipe is {recipe!r}: write {' or '.join(RECIPES)}")
@@ -144,7 +149,7 @@ def _precision(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used:
 def _recompute(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: dict[str, str]) -> None:
     """Nothing is computed again unless it is told."""
     granularity = str(flags.get("recompute_granularity", ""))
-    if _on(flags, "recompute_activations") or granularity == "selective":
+    if on(flags, "recompute_activations") or granularity == "selective":
         plan["recompute"] = "selective"
         parts = flags.get("recompute_modules")
         if parts is not None and parts is not True:
@@ -170,14 +175,14 @@ def _words(_where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: di
     backend = str(flags.get("attention_backend", ""))
     if backend in ("unfused", "local"):
         plan["attention"] = "eager"
-    elif backend or _on(flags, "use_flash_attn"):
+    elif backend or on(flags, "use_flash_attn"):
         plan["attention"] = "flash"
     used |= {
         name: f"--attention {plan['attention']}"
         for name in ("attention_backend", "use_flash_attn")
         if name in flags and "attention" in plan
     }
-    if _on(flags, "cross_entropy_loss_fusion"):
+    if on(flags, "cross_entropy_loss_fusion"):
         native = flags.get("cross_entropy_fusion_impl", "native") == "native"
         plan["loss"] = "native-fused" if native else "fused"
         used |= {
@@ -208,7 +213,7 @@ def _model(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: dic
         plan["model"] = preset_of(flags[named])
         used[named] = f"--model {plan['model']}"
         return
-    if "num_experts" in flags or not _on(flags, "swiglu"):
+    if "num_experts" in flags or not on(flags, "swiglu"):
         what = "experts" if "num_experts" in flags else "no --swiglu"
         raise BadInput(
             f"{where}: a model with {what} is not made from sizes; give --model, such as --model mixtral-8x7b"
@@ -217,7 +222,7 @@ def _model(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: dic
         if name in flags and field not in plan:
             plan[field] = number(flags, name, where)
             used[name] = f"--{field.replace('_', '-')} {plan[field]}"
-    if not _on(flags, "group_query_attention"):
+    if not on(flags, "group_query_attention"):
         plan.pop("kv_heads", None)
         used.pop("num_query_groups", None)
     if "vocab" not in plan and vocab is not None:
@@ -226,13 +231,26 @@ def _model(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: dic
     if lacking:
         flag = "" if NEEDED[-1] in plan else " or --vocab, which the tokenizer says"
         raise BadInput(f"{where}: the model has no {' or '.join(lacking)}; give --model{flag}, or the sizes")
+    if not on(flags, UNTIE) and not _swift(flags):
+        raise BadInput(
+            f"{where}: without --{UNTIE.replace('_', '-')} the output layer is the embedding, and a model that is made "
+            "from sizes has both; give --model, or add the argument if the model has both"
+        )
+    used |= {UNTIE: "a model of sizes has both"} if UNTIE in flags else {}
     plan["model"] = "custom"
 
 
 def _unused(flags: Mapping[str, Any], used: Mapping[str, str]) -> Iterator[Unused]:
     for name, value in flags.items():
         if name not in used:
-            yield Unused(key=f"--{name}", value=_typed(value), why="is not read: it is of the run, or the engine's own")
+            yield Unused(
+                key=_key(flags, name), value=_typed(value), why="is not read: it is of the run, or the engine's own"
+            )
+
+
+def _key(flags: Mapping[str, Any], name: str) -> str:
+    """An argument as its program writes it: ms-swift with underscores."""
+    return f"--{name}" if _swift(flags) else f"--{name.replace('_', '-')}"
 
 
 def _typed(value: object) -> str:

@@ -68,7 +68,9 @@ def with_settings(request: PlanRequest, given: str, *, model: Model | None = Non
     if program == "torchtitan":
         settings = read_torchtitan(where, tables, flags)
     elif program == "Megatron":
-        settings = read_megatron(where, tables, flags)
+        named = request.model is not None or request.hidden is not None
+        found = model if model is not None or not named else find_model(request)
+        settings = read_megatron(where, tables, flags, found)
     else:
         settings = _of_launchers(program, where, tables, request, model)
     _refuse_contradicted(settings, flags)
