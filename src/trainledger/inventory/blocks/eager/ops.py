@@ -13,6 +13,7 @@ import msgspec
 
 from trainledger.arrays import IntArray
 from trainledger.dtypes import bytes_of
+from trainledger.inventory.blocks.eager.adapted import adapted
 from trainledger.inventory.blocks.eager.fp8 import Emulated
 from trainledger.inventory.blocks.frozen import Frozen
 from trainledger.inventory.tape import Program, Value
@@ -133,7 +134,7 @@ class Ops:
         made = msgspec.structs.replace(made, value=value)
         if self.frozen.gives_back(module):
             made = self.cast(f"{name}: in {x.dtype}", made, x.dtype)
-        return self._adapted(name, x, made) if self.adapts(module) else made
+        return adapted(self, name, x, made) if self.adapts(module) else made
 
     def _kept_before(self, module: str, x: Sheet) -> Mapping[str, IntArray]:
         """What a 4-bit product kept of its input in the step before, of one that several share once."""
@@ -142,41 +143,6 @@ class Ops:
             return {}
         self.shared.add(x.value.root)
         return {"input of the step before": x.bytes()}
-
-    def _adapted(self, name: str, x: Sheet, made: Sheet) -> Sheet:
-        """A low rank of x beside a frozen matrix, scaled and added to what that gives. [peft-lora]
-
-        What x is cast to, and what is left of it by dropout, is the adapter's own; where it is neither it keeps x
-        itself. Beside a 4-bit matrix nothing is cast but by autocast, and what that gives is copied first.
-        """
-        frozen, program = self.frozen, self.program
-        if frozen.quantised:
-            made = self.clone(f"{name}: copy", made)
-        program.hold(made.value)
-        taken = x if frozen.quantised else self.cast(f"{name}: input in {frozen.adapter}", x, frozen.adapter)
-        program.hold(taken.value)
-        kept = self._dropped(f"{name}: dropout", taken) if frozen.drops else taken
-        kept = self.cast(f"{name}: input of the adapter", kept, self.dtype)
-        low, high = ((self.rank * (sheet.width + 0 * sheet.rows)) for sheet in (x, made))
-        value, sides = kept.value, ((f"{name}: A", low, self.rank), (f"{name}: B", high, made.width))
-        for side, count, width in sides:
-            value = program.op(
-                side,
-                value,
-                Sheet(value, x.rows, width, self.dtype).bytes(),
-                keeps=(value,),
-                made={"weight cast": bytes_of(count, self.dtype) * (frozen.adapter != self.dtype)},
-                weights={side: bytes_of(count, self.dtype)},
-            )
-        scaled = self.scale(f"{name}: scaled", msgspec.structs.replace(made, value=value))
-        both = self.add(f"{name}: both", made, scaled)
-        program.drop(made.value, taken.value)
-        return both
-
-    def _dropped(self, name: str, x: Sheet) -> Sheet:
-        """Dropout keeps a byte for each element. [torch: native_dropout]"""
-        mask = {"mask": bytes_of(x.rows * x.width, "uint8")}
-        return msgspec.structs.replace(x, value=self.program.op(name, x.value, x.bytes(), made=mask))
 
     def add(self, name: str, a: Sheet, b: Sheet) -> Sheet:
         """A + b of one shape: both gradients are the result's own, but for one that is cast to a narrower dtype."""
