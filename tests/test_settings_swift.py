@@ -66,9 +66,28 @@ def test_lora_is_what_a_tuner_of_that_name_trains() -> None:
     ("given", "says"),
     [
         ("swift sft --train_type adalora --model Qwen/Qwen2.5-7B", "train_type is 'adalora', and only full, lora"),
+        (
+            "swift sft --train_type full --model Qwen/Qwen2.5-7B --torch_dtype int8",
+            "torch_dtype is 'int8': write bfloat",
+        ),
+        (
+            "swift sft --train_type full --model Qwen/Qwen2.5-7B --deepspeed zero9",
+            "zero9 is named there, and is no file",
+        ),
+        ("swift sft --train_type lora --model Qwen/Qwen2.5-7B --quant_bits 8", "weights of 8 bits are counted by no"),
         ("x --finetuning_type freeze --model_name_or_path Qwen/Qwen2.5-7B", "finetuning_type is 'freeze', and only"),
     ],
 )
 def test_what_is_trained_otherwise_is_refused(given: str, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         checked(given, gpus=1)
+
+
+def test_what_runs_beside_the_step_is_said_not_to_be_counted() -> None:
+    found = checked(
+        "swift rlhf --rlhf_type grpo --train_type lora --quant_bits 4 --model Qwen/Qwen2.5-7B --use_vllm true", gpus=1
+    )
+    assert found.settings is not None
+    bounds = {one.key for one in found.settings.unused if one.why.endswith("a lower bound")}
+    assert bounds == {"rlhf_type", "use_vllm"}
+    assert "--qlora" in {one.flag for one in found.settings.used}

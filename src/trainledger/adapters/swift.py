@@ -9,12 +9,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from trainledger.errors import BadInput
+
 SIGNS = ("train_type", "sft_type", "tuner_type")
 """Arguments that ms-swift alone has, all of one meaning."""
 PROGRAM = re.compile(r"\b(?:swift|megatron)\s+(?:sft|pt|rlhf)\b")
 RANKS = re.compile(r"\b(NPROC_PER_NODE|NNODES)=[\"']?(\d+)")
 BATCH = 16
 """Samples of a step that its accumulation fills up to."""
+DTYPES = ("bfloat16", "float16", "float32", "bf16", "fp16", "fp32")
 _AUTO = {"enabled": "auto"}
 
 
@@ -56,6 +59,8 @@ def precision_of(told: Mapping[str, Any]) -> tuple[str, str]:
     """
     name = next((key for key in ("torch_dtype", "dtype") if key in told), "")
     word = str(told.get(name, "bfloat16")).lower()
+    if word not in ("auto", *DTYPES):
+        raise BadInput(f"{name} is {word!r}: write {' or '.join(DTYPES)}")
     if word in ("float32", "fp32"):
         return "fp32", name
     if word in ("float16", "fp16"):

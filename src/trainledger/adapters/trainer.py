@@ -52,6 +52,7 @@ NOT_COUNTED: dict[str, str] = {
     **dict.fromkeys(
         ("packing", "sample_packing", "neat_packing"), "fills sequences up, which the account takes as full"
     ),
+    "use_vllm": "keeps weights and a cache of its own on a card, which are not counted: a lower bound",
     "torch_compile": "is said by --compile, where the engine's account has it",
     "use_cache": "is off while activations are computed again",
 }
@@ -72,6 +73,10 @@ DEGREES = {
 KINDS = ("finetuning_type", "adapter", *SIGNS)
 """Arguments that say what is trained, and the values that are counted."""
 COUNTED = ("full", "lora", "qlora", "dora")
+BITS = ("quantization_bit", "quant_bits")
+STAGES = ("stage", "rl", "rlhf_type")
+ROLLOUTS = ("ppo", "grpo", "kto", "rloo", "gkd")
+"""Losses of several models, or of answers that are made in the run."""
 TRUE, FALSE = ("true", "1", "yes", "auto"), ("false", "0", "no", "none", "")
 
 Loaded = Callable[[str], Mapping[str, Any]]
@@ -228,7 +233,7 @@ def _adapters(asked: _Told) -> None:
     if key is not None and kind == "full":
         asked.used[key] = "all weights are trained"
     name = asked.first(RANK)
-    if asked.on("load_in_8bit") or str(asked.told.get("quantization_bit", "")) == "8":
+    if asked.on("load_in_8bit") or any(str(asked.told.get(bits, "")) == "8" for bits in BITS):
         raise BadInput(f"{asked.where}: weights of 8 bits are counted by no account here; load_in_4bit is --qlora")
     if kind not in ("lora", "qlora", "dora") and not asked.on("use_peft") and not asked.on("use_lora"):
         return
@@ -240,7 +245,7 @@ def _adapters(asked: _Told) -> None:
         asked.take("lora_target_linear", "lora_targets", ("all-linear",))
     elif wanted is not None:
         asked.take(wanted, "lora_targets", _targets(asked.told[wanted]))
-    for one in ("load_in_4bit", "quantization_bit", "quantized", "q_lora"):
+    for one in ("load_in_4bit", *BITS, "quantized", "q_lora"):
         if one in asked.told and (str(asked.told[one]) == "4" or asked.on(one)):
             asked.take(one, "qlora", value=True, flag="--qlora")
 
@@ -269,7 +274,7 @@ def _rest(asked: _Told) -> None:
     if name is not None:
         word = str(asked.told[name])
         asked.take(name, "optimizer", OPTIMIZERS.get(word, word))
-    key = asked.first(("stage", "rl", "rlhf_type"))
+    key = asked.first(STAGES)
     if key is not None and str(one_of(asked.told[key])) == "dpo":
         if "lora_rank" not in asked.plan:
             asked.take(key, "frozen_copy", 1)
@@ -344,7 +349,9 @@ def _unused(asked: _Told) -> Iterator[Unused]:
         if key not in asked.used:
             off = str(value).lower() in FALSE
             why = "is off" if off else NOT_COUNTED.get(key, "is of the run, or taken as it is usual")
-            if key in MODEL:
+            if key in STAGES and str(one_of(value)) in ROLLOUTS:
+                why = "has other models and makes answers beside the step, which are not counted: a lower bound"
+            elif key in MODEL:
                 why = "is no model that comes with the package: the model that is given stands for it"
             yield Unused(key=key, value=_typed(value), why=why)
 

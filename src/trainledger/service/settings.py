@@ -101,7 +101,10 @@ def _of_launchers(
 
     def loaded(name: str) -> Mapping[str, Any]:
         file = Path(name).expanduser()
-        return _tables(str(file if file.is_absolute() or not (folder / file).exists() else folder / file))
+        found = file if file.is_absolute() or not (folder / file).exists() else folder / file
+        if not found.is_file():
+            raise BadInput(f"{where}: {name} is named there, and is no file; check the path, or leave it out")
+        return _tables(str(found))
 
     if program == "DeepSpeed":
         return read_deepspeed(where, tables, flags, found)
