@@ -96,9 +96,9 @@ def test_every_preset_is_built_as_the_ledger_counts_it(preset: str) -> None:
 
 
 PLANNED_ALONE = names(
-    "apertus arcee deepseek_v32 ernie4_5 ernie4_5_moe exaone4 falcon_h1 gemma3n_text glm glm4 glm4_moe_lite",
-    "glm_moe_dsa gpt_bigcode gpt_neo granitemoe granitemoeshared hunyuan_v1_dense hunyuan_v1_moe internlm3 lfm2",
-    "lfm2_moe minimax_m2 ministral3 mpt nemotron olmoe seed_oss smollm3",
+    "apertus arcee deepseek_v32 ernie4_5 ernie4_5_moe exaone4 falcon_h1 gemma3n_text gemma4_text glm glm4",
+    "glm4_moe_lite glm_moe_dsa gpt_bigcode gpt_neo granitemoe granitemoeshared hunyuan_v1_dense hunyuan_v1_moe",
+    "internlm3 lfm2 lfm2_moe minimax_m2 ministral3 mpt nemotron olmoe seed_oss smollm3",
 )
 ELSEWHERE = names("granitemoehybrid jamba mamba2 minimax nemotron_h qwen3_5_moe_text qwen3_5_text qwen3_next")
 """Families of which some layers mix tokens otherwise than by attention, unless a config says not."""

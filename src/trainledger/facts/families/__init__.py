@@ -28,6 +28,7 @@ FAMILY_FILES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("falcon_h1", ("falcon_h1",)),
     ("gemma", ("gemma", "gemma2", "gemma3_text")),
     ("gemma3n", ("gemma3n_text",)),
+    ("gemma4", ("gemma4_text",)),
     ("glm", ("glm", "glm4")),
     ("glm4_moe", ("glm4_moe",)),
     ("gpt2", ("gpt2",)),
