@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from trainledger.errors import BadInput
 from trainledger.facts import families
 from trainledger.facts.families import FAMILY_FILES, family_of, model_from_config, model_types
 from trainledger.facts.families.keys import COMMON_FIXED, COMMON_IGNORED
@@ -203,6 +204,35 @@ def test_which_layers_see_everything(config: dict[str, Any], full: tuple[int, ..
     model = model_from_config(config, name="it", source="")
     seen = [block.layers for block in model.blocks if block.attention and block.attention.window is None]
     assert tuple(sorted(layer for layers in seen for layer in layers)) == full
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {"model_type": "jamba", "attn_layer_offset": 8},
+            "attn_layer_offset is 8; it must be below attn_layer_period=8",
+        ),
+        (
+            {"model_type": "jamba", "mamba_dt_rank": "some"},
+            'mamba_dt_rank is "some" (a string); it takes a whole number',
+        ),
+        ({"model_type": "falcon_h1", "mamba_d_head": 7}, "mamba_d_head is 7; the mixer is 1024 wide, which makes 8"),
+        ({"model_type": "granitemoehybrid", "mamba_n_heads": 48}, "mamba_n_heads is 48; it must divide the mixer's"),
+        ({"model_type": "gemma3n_text", "intermediate_size": [8, 8]}, "its 2 entries are not the 35 layers"),
+        ({"model_type": "hunyuan_v1_moe", "num_shared_expert": 2}, "num_shared_expert is 2; only 1 is modelled"),
+        ({"model_type": "minimax", "num_hidden_layers": 2, "attn_type_list": [0, 2]}, "0 is lightning attention"),
+        (
+            {"model_type": "lfm2", "block_ffn_dim_multiplier": 0},
+            "block_ffn_dim_multiplier is 0; Lfm2Config takes a number",
+        ),
+        ({"model_type": "glm_moe_dsa", "index_topk_pattern": "FX"}, 'its entry "X" (a string) is not one of F, S'),
+    ],
+)
+def test_sizes_that_contradict_each_other_are_refused(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        model_from_config(config, name="it", source="")
+    assert words in str(caught.value)
 
 
 def test_maverick_alternates_dense_and_routed_layers() -> None:

@@ -16,6 +16,7 @@ from trainledger.facts.families.common import (
     read_heads,
     stack,
 )
+from trainledger.facts.families.granite import mamba_sizes
 from trainledger.facts.families.keys import Family, Key, Parts, Values, keys, names
 from trainledger.facts.model import Block, Mlp, Ssm, Tensor
 
@@ -24,17 +25,9 @@ BESIDE = "layers with attention and a state-space mixer side by side"
 
 
 def _mixer(values: Values, hidden: int) -> tuple[tuple[Tensor, ...], Ssm]:
-    heads, given = values.dim("mamba_n_heads"), values.maybe("mamba_d_ssm")
+    given = values.maybe("mamba_d_ssm")
     width = values.dim("mamba_expand") * hidden if given is None else given
-    if width % heads:
-        raise values.refuse("mamba_n_heads", f"it must divide the mixer's width, {width}", "--set mamba_n_heads=N")
-    ssm = Ssm(
-        heads=heads,
-        head_dim=width // heads,
-        groups=values.dim("mamba_n_groups"),
-        state=values.dim("mamba_d_state"),
-        conv_kernel=values.dim("mamba_d_conv"),
-    )
+    ssm = mamba_sizes(values, width)
     tensors = mamba2(
         "mamba",
         hidden,
@@ -99,6 +92,7 @@ FAMILIES = (
             mamba_n_groups=Key(1),
             mamba_d_state=Key(256),
             mamba_d_conv=Key(4),
+            mamba_d_head=Key("auto", "dim or text"),
             mamba_expand=Key(2),
             mamba_conv_bias=Key(True, "flag"),
             mamba_proj_bias=Key(False, "flag"),
@@ -107,7 +101,7 @@ FAMILIES = (
         build=build,
         ignored=names(
             "attention_in_multiplier attention_out_multiplier embedding_multiplier key_multiplier lm_head_multiplier "
-            "mlp_multipliers ssm_in_multiplier ssm_multipliers ssm_out_multiplier mamba_chunk_size mamba_d_head "
+            "mlp_multipliers ssm_in_multiplier ssm_multipliers ssm_out_multiplier mamba_chunk_size "
             "mamba_norm_before_gate mamba_use_mlp mlp_expansion_factor num_logits_to_keep time_step_limit "
             "time_step_floor time_step_max time_step_min time_step_rank layer_types layers_block_type"
         ),

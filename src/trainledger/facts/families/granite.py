@@ -48,12 +48,14 @@ def _shared(hidden: int, width: int, role: Role) -> tuple[Tensor, ...]:
     )
 
 
-def _ssm(values: Values) -> Ssm:
-    heads, width = values.dim("mamba_n_heads"), values.dim("mamba_expand") * values.dim("hidden_size")
+def mamba_sizes(values: Values, width: int) -> Ssm:
+    """A Mamba-2 mixer of this width from the keys that begin with mamba_; the size of its heads may be "auto"."""
+    heads, given = values.dim("mamba_n_heads"), values.items["mamba_d_head"]
     if width % heads:
-        raise values.refuse(
-            "mamba_n_heads", f"it must divide mamba_expand x hidden_size = {width}", "--set mamba_n_heads=N"
-        )
+        raise values.refuse("mamba_n_heads", f"it must divide the mixer's width, {width}", "--set mamba_n_heads=N")
+    if given not in ("auto", width // heads):
+        rule = f'the mixer is {width} wide, which makes {width // heads} of each of {heads} heads, or "auto"'
+        raise values.refuse("mamba_d_head", rule, "--set mamba_d_head=auto")
     return Ssm(
         heads=heads,
         head_dim=width // heads,
@@ -89,7 +91,7 @@ def build(values: Values) -> Parts:
             network, moe = _experts(values, hidden)
         else:
             mlp = Mlp(intermediate=shared, gated=True)
-        ssm = _ssm(values) if mixer == "mamba" else None
+        ssm = mamba_sizes(values, values.dim("mamba_expand") * hidden) if mixer == "mamba" else None
         if ssm is None:
             mixing = attention("self_attn", heads, qkv_bias=bias, out_bias=bias)
         else:
@@ -173,11 +175,12 @@ FAMILIES = (
             mamba_n_groups=Key(1),
             mamba_d_state=Key(256),
             mamba_d_conv=Key(4),
+            mamba_d_head=Key("auto", "dim or text"),
             mamba_expand=Key(2),
             mamba_conv_bias=Key(True, "flag"),
             mamba_proj_bias=Key(False, "flag"),
         ),
         build=build,
-        ignored=_IGNORED | names("mamba_d_head mamba_chunk_size time_step_limit"),
+        ignored=_IGNORED | names("mamba_chunk_size time_step_limit"),
     ),
 )

@@ -66,6 +66,10 @@ def build(values: Values) -> Parts:
     attending, routing = (
         (values.dim(f"{what}_layer_period"), values.items[f"{what}_layer_offset"]) for what in ("attn", "expert")
     )
+    for what, (period, offset) in (("attn", attending), ("expert", routing)):
+        if offset >= period:
+            rule = f"it must be below {what}_layer_period={period}, or no layer would have it"
+            raise values.refuse(f"{what}_layer_offset", rule, f"--set {what}_layer_offset=N")
     kinds = [
         (index % attending[0] == attending[1], values.dim("num_experts") > 1 and index % routing[0] == routing[1])
         for index in range(values.dim("num_hidden_layers"))
