@@ -99,6 +99,17 @@ def test_a_model_with_layers_that_have_no_account_answers_for_its_states_alone(t
     assert {one["plan"]["ep"] for one in plan["plans"]} > {1}
     ledger = answer("ledger", str(path), "--gpus", "8", "--gpu", "h100", "--engine", "megatron", "--ep", "4")
     assert "reserved" not in ledger["memory"]["meters"]
+    card = ("--gpus", "8", "--gpu", "h100", "--engine", "megatron")
+    for verb, more, first in (
+        (
+            "states",
+            (),
+            "the states alone, without activations, fit H100-SXM5-80GB (79.1 GiB usable) at zero_stage 2, 3",
+        ),
+        ("ledger", ("--ep", "4"), "the states alone fit, "),
+        ("plan", ("--gbs", "64"), "the states alone of "),
+    ):
+        assert run(verb, str(path), *card, *more).out.startswith(first)
     assert not [line for line in ledger["lines"] if "activations" in line["id"]]
 
 

@@ -20,6 +20,7 @@ from trainledger.report.words import (
     notes,
     percent,
     plan_line,
+    states_alone,
     whole,
     yes,
 )
@@ -80,6 +81,9 @@ def _verdict(answer: Answer) -> Document:
         return [Text(f"holds {format_bytes(meters['allocated']['estimate'])} per GPU, {where}", "answer")]
     at = f"{card(answer['accelerator'], usable)}"
     if memory["fits"]:
+        if states_alone(answer):
+            left = f"{format_bytes(free)} of {at} are left for activations, which are not counted"
+            return [Text(f"the states alone fit, {left}: most {where}", "warn")]
         worst = usable - meters.get("device", meters["allocated"])["upper"]
         verdict = f"fits, {format_bytes(free)} free of {at}{_bounds(meters, usable)}: most {where}"
         return [Text(verdict, "good" if worst >= 0 else "warn")]

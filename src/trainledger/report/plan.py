@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from trainledger.report.document import BLANK, Column, Document, Table, Text, left, table
-from trainledger.report.words import Answer, assumed, beyond, busiest, card, change, engine, gpus, notes, whole
+from trainledger.report.words import (
+    Answer,
+    assumed,
+    beyond,
+    busiest,
+    card,
+    change,
+    engine,
+    gpus,
+    notes,
+    states_alone,
+    whole,
+)
 from trainledger.units import format_bytes, format_gb
 
 DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp")
@@ -35,6 +47,9 @@ def _verdict(answer: Answer) -> Document:
     at = card(answer["accelerator"], answer["usable_bytes"])
     if fitting:
         free = format_bytes(answer["pareto"][0]["headroom_bytes"])
+        if states_alone(answer):
+            left = f"the leanest leaves {free} for activations, which are not counted"
+            return [Text(f"the states alone of {whole(fitting)} of {tried} plans fit {at}: {left}", "warn")]
         return [
             Text(
                 f"{whole(fitting)} of {tried} plans fit {at}: the leanest leaves {free} free",

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from trainledger.report.document import BLANK, Column, Document, Style, Table, Text, table
-from trainledger.report.words import Answer, assumed, beyond, card, degrees, fit_style, gpus, held, notes, percent, yes
+from trainledger.report.words import (
+    Answer,
+    assumed,
+    beyond,
+    card,
+    degrees,
+    fit_style,
+    gpus,
+    held,
+    notes,
+    percent,
+    states_alone,
+    yes,
+)
 from trainledger.units import format_count, format_gb
 
 COLUMNS = ("weights", "gradients", "optimizer", "buffers", "activations", "total")
@@ -36,6 +49,8 @@ def _verdict(answer: Answer) -> Document:
         return []
     at = card(answer["accelerator"], answer["usable_bytes"])
     fitting = [str(row["zero_stage"]) for row in answer["rows"] if row["fits"]]
+    if fitting and states_alone(answer):
+        return [Text(f"the states alone, without activations, fit {at} at zero_stage {', '.join(fitting)}", "warn")]
     if fitting:
         return [Text(f"fits {at} at zero_stage {', '.join(fitting)}", "good")]
     totals = [row["total_bytes"] for row in answer["rows"] if row["total_bytes"] is not None]

@@ -56,6 +56,11 @@ def fit_style(row: Answer) -> Style:
     return "" if row["fits"] is None else "good" if row["fits"] else "bad"
 
 
+def states_alone(answer: Answer) -> bool:
+    """Whether a model's activations are not known, so that what fits are its states."""
+    return any(note["rule"] == "states-alone" for note in answer["notes"])
+
+
 def gpus(count: int) -> str:
     """A number of GPUs.
 
