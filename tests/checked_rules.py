@@ -25,6 +25,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         SMALL,
         BIG,
     ),
+    "engine-dropout": ({**MG, "dropout": "on"}, {**TT, "dropout": "on"}, ("--dropout on", "torchtitan", "megatron")),
     "fp8-needs-compile": (
         {**TT, "precision": "fp8-rowwise", "compile": "on"},
         {**TT, "precision": "fp8-rowwise"},

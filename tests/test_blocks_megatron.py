@@ -57,3 +57,18 @@ def test_scores_are_dropped_where_the_model_is_trained_with_dropout() -> None:
         scores, log_sums = block.attention.heads * SEQ**2, block.attention.heads * SEQ
         eager, fused = of_one_layer(model, block, attention="eager"), of_one_layer(model, block)
         assert eager - fused == each * scores - 4 * log_sums
+
+
+def test_dropout_that_is_said_is_what_runs() -> None:
+    # the masks of GPT's blocks are gone, and a gated block has them: a byte an element, and scores dropped out beside
+    for preset, said in (("gpt2", "off"), ("qwen3-0.6b", "on")):
+        model = load_preset(preset)
+        block = model.blocks[0]
+        assert block.attention is not None
+        less = of_one_layer(model, block, attention="eager", dropout="off")
+        more = of_one_layer(model, block, attention="eager", dropout="on")
+        scores, hidden = block.attention.heads * SEQ**2, SEQ * model.hidden_size
+        assert more - less == (1 + 2) * scores + 2 * hidden
+        assert of_one_layer(model, block, attention="eager", dropout=said) != of_one_layer(
+            model, block, attention="eager"
+        )

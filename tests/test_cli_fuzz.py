@@ -25,6 +25,7 @@ WORDS = {
     "loss": ["chunked", "eager", "x"],
     "allocator": ["default", "expandable", "x"],
     "compile": ["on", "off"],
+    "dropout": ["on", "off"],
     "routing": ["balanced", "worst", "x"],
     "frozen-dtype": ["bf16", "nf4", "x"],
     "reserve": ["4 GiB", "0", "80 GiB", "999999999999999999 PB", "x"],

@@ -56,6 +56,8 @@ def test_another_model_than_the_named_one_is_refused(before: str, after: str, sa
         ("--defer-embedding-wgrad-compute", "gradients of the output layer"),
         ("--transformer-impl local", "the account is of transformer_engine"),
         ("--decoder-first-pipeline-num-layers 3", "say so by --pp-layout"),
+        ("--attention-dropout 0", "one of --attention-dropout and --hidden-dropout"),
+        ("--attention-dropout half", "write a share, such as 0.1"),
         ("--cp-comm-type a2a+p2p", "which is not counted; write p2p"),
         ("--use-precision-aware-optimizer --main-grads-dtype bf16", "--main-grads-dtype bf16 is not counted"),
         ("--use-precision-aware-optimizer --exp-avg-dtype bf16", "moments in bf16 and fp32 are not counted"),
@@ -93,6 +95,8 @@ def test_a_layout_may_be_said_by_the_plan_instead() -> None:
         ),
         ("--context-parallel-size 2 --cp-comm-type a2a", "cp", 2),
         ("--cuda-graph-impl none", "tp", 1),
+        ("--attention-dropout 0.0 --hidden-dropout 0.0", "dropout", "off"),
+        ("--attention-dropout 0.1", "dropout", "on"),
     ],
 )
 def test_arguments_with_a_flag_of_another_name_are_flags(words: str, field: str, value: object) -> None:

@@ -73,6 +73,10 @@ def words_of(where: str, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict
             raise BadInput(f"{where}: --cp-comm-type is {word!r}, which is not counted; write {known}")
         plan["cp_comm"] = COMMUNICATES[word]
         used["cp_comm_type"] = f"--cp-comm {plan['cp_comm']}"
+    drops = {name: str(one_of(flags[name])) for name in ("attention_dropout", "hidden_dropout") if name in flags}
+    if drops:
+        plan["dropout"] = _dropout(where, drops)
+        used |= dict.fromkeys(drops, f"--dropout {plan['dropout']}")
     if on(flags, "use_precision_aware_optimizer"):
         plan["optimizer"], names = _moments(where, flags)
         used |= dict.fromkeys(names, f"--optimizer {plan['optimizer']}")
@@ -82,6 +86,22 @@ def words_of(where: str, flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict
             "--offload optimizer leaves none; write 1.0"
         )
     return plan, used
+
+
+def _dropout(where: str, drops: Mapping[str, str]) -> str:
+    """On or off for both: an account of one alone there is none."""
+    chosen: set[str] = set()
+    for name, value in {"attention_dropout": "0.1", "hidden_dropout": "0.1", **drops}.items():
+        try:
+            chosen.add("off" if float(value) == 0 else "on")
+        except ValueError:
+            raise BadInput(f"{where}: --{name.replace('_', '-')} is {value!r}: write a share, such as 0.1") from None
+    if len(chosen) > 1:
+        raise BadInput(
+            f"{where}: one of --attention-dropout and --hidden-dropout (0.1 unless given) is 0 and one is not, and the "
+            "account has both or neither; give both"
+        )
+    return chosen.pop()
 
 
 def _moments(where: str, flags: Mapping[str, Any]) -> tuple[str, list[str]]:

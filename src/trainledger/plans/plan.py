@@ -40,6 +40,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     allocator                   default | expandable: how PyTorch's allocator grows; "" is as the launcher sets it
     compile                     on | off: torch.compile of blocks, and of the loss where the release has it; "" is the
                                 engine's default
+    dropout                     on | off: whether hidden states and scores are dropped out, and masks kept for it; ""
+                                is as models of its kind are trained
     routing                     balanced | worst: how many tokens choose experts of one rank: an equal share, or all of
                                 them; "" is balanced, with the worst as an upper bound
     frozen_dtype                dtype of weights that do not train; "" is the engine's own
@@ -64,6 +66,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     allocator: str = ""
     routing: str = ""
     compile: str = ""
+    dropout: str = ""
     frozen_dtype: str = ""
     reduce_bucket: int = 0
     offload: tuple[str, ...] = ()

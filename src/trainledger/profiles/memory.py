@@ -23,6 +23,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     no_sync          gradients of several micro-batches add up whole, and are reduced with the last
     outputs_held     the loop has what the model gave in a variable, logits included, until the model gives more
     copies_kv        keys and values are copied for each query head before attention
+    dropout          its launcher may say whether hidden states and scores are dropped out
     autocast         each product casts what it is given as it runs, so adapters are kept, and given theirs, in fp32
     reentrant        recomputed layers run behind a reentrant checkpoint that is outside of their wrapper
     keeps_4bit_input  a 4-bit matrix keeps what it multiplies, as bitsandbytes before 0.43.2 did: "step", until the loss
@@ -61,6 +62,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     no_sync: bool = False
     outputs_held: bool = False
     copies_kv: bool = False
+    dropout: bool = False
     autocast: bool = False
     reentrant: bool = False
     keeps_4bit_input: Literal["", "step", "steps"] = ""

@@ -15,6 +15,7 @@ AXES = ("tp", "pp", "vpp", "cp", "ep", "dp", "dp_replicate", "mbs", "num_microba
 
 ORDINARY: dict[str, tuple[str, ...]] = {
     "compile": ("", "off"),
+    "dropout": ("",),
     "loss": ("", "eager", "vocab-parallel", "sharded"),
     "attention": ("flash",),
     "schedule": ("1f1b",),
@@ -126,7 +127,7 @@ def ways(plan: Answer) -> str:
 
     >>> plan = {"recompute": "selective", "recompute_parts": ["mlp"], "recompute_layers": 0, "compile": "on"}
     >>> plain = {"loss": "eager", "loss_chunks": 0, "allocator": "expandable", "routing": "", "offload": []}
-    >>> ways({**plan, **plain, "attention": "flash", "schedule": "1f1b", "cp_comm": ""})
+    >>> ways({**plan, **plain, "dropout": "", "attention": "flash", "schedule": "1f1b", "cp_comm": ""})
     'recompute selective (mlp), compile on, allocator expandable'
     """
     again = f"recompute {plan['recompute']}"

@@ -203,6 +203,18 @@ def _allocator_sentence(setting: Setting, row: dict[str, int]) -> str:
     return "--allocator expandable: ROCm's caching allocator has no expandable segments; write default, or leave it out"
 
 
+def _dropout(setting: Setting, plans: Plans) -> bool:
+    return bool(setting.scenario.dropout) and not setting.profile.memory.dropout
+
+
+def _dropout_sentence(setting: Setting, row: dict[str, int]) -> str:
+    have = ", ".join(name for name in engine_names() if load_profile(name).memory.dropout)
+    return (
+        f"--dropout {setting.scenario.dropout}: the account of {setting.profile.name} has no dropout; leave it out, or "
+        f"use --engine with one of {have}"
+    )
+
+
 ROUTINGS = ("balanced", "worst")
 
 
@@ -249,6 +261,14 @@ RULES: tuple[Rule, ...] = (
             "anything is recomputed; use --recompute none, or leave activations out"
         ),
         engines=("megatron",),
+    ),
+    Rule(
+        id="engine-dropout",
+        severity="refuse",
+        scope="engine",
+        source="Megatron megatron/training/arguments.py at d98e8a64dd, attention_dropout and hidden_dropout",
+        broken=_dropout,
+        sentence=_dropout_sentence,
     ),
     Rule(
         id="routing",

@@ -53,7 +53,7 @@ class Degrees(msgspec.Struct, frozen=True, kw_only=True):
     """A plan's integers and words, as the answers repeat them, with the engine's own where nothing was said.
 
     recompute_parts    of a block, under selective recomputation; recompute_layers: of a virtual stage, 0 all
-    compile, loss, allocator, routing, cp_comm   "" where the engine, or the plan, has no such thing
+    compile, dropout, loss, allocator, routing, cp_comm   "" where the engine, or the plan, has no such thing
     loss_chunks        0 where the loss is not in chunks
     """
 
@@ -84,6 +84,7 @@ class Degrees(msgspec.Struct, frozen=True, kw_only=True):
     recompute_parts: tuple[str, ...]
     recompute_layers: int
     compile: str
+    dropout: str
     loss: str
     loss_chunks: int
     allocator: str
@@ -177,6 +178,7 @@ class Run:
         return {
             "recompute_parts": setting.recomputed_parts if scenario.recompute == "selective" else (),
             "recompute_layers": scenario.recompute_layers,
+            "dropout": scenario.dropout,
             "compile": ("on" if setting.compiled else "off") if memory.compile else "",
             "loss": loss,
             "loss_chunks": setting.loss_chunks if loss == "chunked" else 0,
@@ -276,16 +278,8 @@ def _columns(request: RunRequest, setting: Setting) -> tuple[dict[str, int], int
     """The columns of the plan and the GPUs they need; dp is what the other degrees leave."""
     axes = ("tp", "pp", "vpp", "cp", "ep", "mbs")
     columns = {name: getattr(request, name) if getattr(request, name) is not None else 1 for name in axes}
-    check_degrees(
-        {
-            **columns,
-            "etp": request.etp,
-            "gpus": request.gpus,
-            "dp": request.dp,
-            "dp_replicate": request.dp_replicate,
-            "dp_shard": request.dp_shard,
-        }
-    )
+    asked = ("etp", "gpus", "dp", "dp_replicate", "dp_shard")
+    check_degrees({**columns, **{name: getattr(request, name) for name in asked}})
     model_parallel = columns["tp"] * columns["pp"] * columns["cp"]
     gpus = request.gpus if request.gpus is not None else model_parallel * _dp_asked(request)
     check_degrees({"gpus": gpus})

@@ -173,6 +173,10 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
         flag("How PyTorch's allocator grows: default, expandable [as the engine's launcher sets it].", "NAME"),
     ] = None
     compile: Annotated[Switch | None, flag("Whether torch.compile runs the blocks [the engine's own].")] = None
+    dropout: Annotated[
+        Switch | None,
+        flag("Whether Megatron drops hidden states and scores out [as models of its kind are trained]."),
+    ] = None
     schedule: Annotated[
         Schedule | None,
         flag(

@@ -22,7 +22,7 @@ Kit = type[Modules]
 def embedding(sizes: Sizes, kit: Kit) -> Tape:
     """The ranks' parts are summed and scattered; backward the gradient of the whole table is made, and then added.
 
-    A norm after it keeps what it reads. GPT's dropout, where networks have no gate, keeps its mask.
+    A norm after it keeps what it reads. Dropout keeps its mask.
     """
     program, model = Program(), sizes.setting.model
     modules = kit(program, sizes)
@@ -32,7 +32,7 @@ def embedding(sizes: Sizes, kit: Kit) -> Tape:
     out = program.op("embedding", (), sizes.residual, made=made, work=whole, back_work=(whole, table))
     if any(tensor.role == "norm" for tensor in model.embedding):
         out = modules.norm("norm after the embedding", out, sizes.hidden_size)
-    if any(_drops(block) for block in model.blocks):
+    if any(_drops(block, sizes) for block in model.blocks):
         out = modules.dropped("the embedding", out)
     return walk(program, out)
 
@@ -56,7 +56,7 @@ def layer(block: Block, sizes: Sizes, kit: Kit, again: tuple[str, ...], *, predi
 
 def _layer(modules: Modules, block: Block, x: Value, *, predicts: bool) -> Value:
     stream = _joined(modules, x) if predicts else x
-    dropout = _drops(block)
+    dropout = _drops(block, modules.sizes)
     branches = [part for part in (block.attention, block.ssm, block.mlp, block.moe) if part is not None]
     for name, part in zip(("attention", "the network", "the rest"), branches, strict=False):
         branch = _branch(modules, block, part, stream)
@@ -66,14 +66,17 @@ def _layer(modules: Modules, block: Block, x: Value, *, predicts: bool) -> Value
     return stream
 
 
-def _drops(block: Block) -> bool:
-    """Whether a block is GPT's, which is trained with dropout."""
+def _drops(block: Block, sizes: Sizes) -> bool:
+    """Whether a block is trained with dropout: as the plan says, or else as GPT's is, whose networks have no gate."""
+    said = sizes.setting.scenario.dropout
+    if said:
+        return said == "on"
     return block.attention is not None and block.mlp is not None and not block.mlp.gated
 
 
 def _branch(modules: Modules, block: Block, part: object, stream: Value) -> Value:
     if part is block.attention and block.attention is not None:
-        return attention(modules, block.attention, stream, drops=_drops(block))
+        return attention(modules, block.attention, stream, drops=_drops(block, modules.sizes))
     if part is block.ssm and block.ssm is not None:
         return mixer(modules, block.ssm, stream)
     if part is block.mlp and block.mlp is not None:
