@@ -26,6 +26,11 @@ CASES: dict[str, tuple[Any, ...]] = {
         BIG,
     ),
     "engine-dropout": ({**MG, "dropout": "on"}, {**TT, "dropout": "on"}, ("--dropout on", "torchtitan", "megatron")),
+    "engine-overlap": (
+        {**DS, "overlap_comm": "on"},
+        {**MG, "overlap_comm": "on"},
+        ("--overlap-comm on", "megatron", "deepspeed"),
+    ),
     "fp8-needs-compile": (
         {**TT, "precision": "fp8-rowwise", "compile": "on"},
         {**TT, "precision": "fp8-rowwise"},

@@ -26,6 +26,7 @@ WORDS = {
     "allocator": ["default", "expandable", "x"],
     "compile": ["on", "off"],
     "dropout": ["on", "off"],
+    "overlap-comm": ["on", "off"],
     "routing": ["balanced", "worst", "x"],
     "frozen-dtype": ["bf16", "nf4", "x"],
     "reserve": ["4 GiB", "0", "80 GiB", "999999999999999999 PB", "x"],

@@ -129,6 +129,14 @@ def test_a_copy_of_a_bucket_is_as_large_as_buckets_are_set(zero: int, micro_batc
     assert more == 2 * 2 * (min(size, model.total_params) - BUCKET)
 
 
+@pytest.mark.parametrize(("zero", "second"), [(0, 0), (1, 1), (2, 1), (3, 0)])
+def test_stages_1_and_2_fill_a_second_bucket_where_communication_overlaps(zero: int, second: int) -> None:
+    plan = {"dp_shard": 8, "zero_stage": zero}
+    off, on = (held(deepspeed("8b", overlap_comm=switch), **plan) for switch in ("off", "on"))
+    assert on.bytes["buffers", "backward"] - off.bytes["buffers", "backward"] == second * 2 * BUCKET
+    assert on.bytes["buffers", "rest"] == off.bytes["buffers", "rest"]
+
+
 def test_stage_3_accumulating_in_fp32_keeps_4_over_n_and_copies_once_in_the_step() -> None:
     model = MODELS["8b"]
     stored = sum(-(-t.numel // 64) * t.times for t in owned(model))

@@ -185,11 +185,17 @@ def test_a_value_that_is_not_counted_or_of_another_kind_is_refused(
         checked(tmp_path, config)
 
 
-def test_a_second_bucket_that_is_not_counted_is_said_with_its_size(tmp_path: Path) -> None:
-    found = checked(tmp_path, zero(stage=2, overlap_comm=True))
+@pytest.mark.parametrize(("value", "said"), [(True, "on"), (False, "off")])
+def test_overlap_is_a_flag_and_auto_is_the_trainers(tmp_path: Path, value: bool, said: str) -> None:
+    found = checked(tmp_path, zero(stage=2, overlap_comm=value))
+    assert found.plan is not None
+    assert found.plan.overlap_comm == said
     assert found.settings is not None
-    (one,) = [one for one in found.settings.unused if one.key == f"{ZERO}.overlap_comm"]
-    assert "up to 954 MiB more" in one.why
+    used = {one.key: one.flag for one in found.settings.used}
+    assert used[f"{ZERO}.overlap_comm"] == f"--overlap-comm {said}"
+    left = checked(tmp_path, zero(stage=2, overlap_comm="auto"))
+    assert left.settings is not None
+    assert f"{ZERO}.overlap_comm" in {one.key for one in left.settings.unused}
 
 
 def test_older_spellings_are_the_same_keys(tmp_path: Path) -> None:

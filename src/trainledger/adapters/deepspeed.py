@@ -21,7 +21,7 @@ from trainledger.adapters.deepspeed_keys import (
     UNCOUNTED,
     UNCOUNTED_TABLES,
 )
-from trainledger.adapters.settings import AUTO, Conflict, Settings, Unused, Used, Values, flattened, nearest
+from trainledger.adapters.settings import Conflict, Settings, Unused, Used, Values, flattened, nearest
 from trainledger.checklist.check import Evidence
 from trainledger.errors import BadInput
 from trainledger.facts.model import Model
@@ -184,10 +184,12 @@ def _rest(values: Values, model: Model) -> dict[str, Any]:
     if values.auto(f"{ZERO}reduce_bucket_size"):
         # [transformers: integrations/deepspeed.py, trainer_config_finalize]
         bucket = _hidden(values, model) ** 2
+    overlap = values.switch(f"{ZERO}overlap_comm")
     sequence = values.whole("sequence_parallel_size", least=1)
     return {
         "optimizer": name,
         "reduce_bucket": bucket,
+        "overlap_comm": None if overlap is None else "on" if overlap else "off",
         "grad_dtype": values.word("data_types.grad_accum_dtype", DTYPES),
         "tp": values.whole("tensor_parallel.autotp_size") or None,
         "cp": sequence if sequence and sequence > 1 else None,
@@ -299,6 +301,7 @@ def _used(values: Values, plan: Mapping[str, Any], batch: Batch) -> Iterator[Use
         "zero_optimization": f"--zero {plan['zero']}",
         f"{ZERO}stage": f"--zero {plan['zero']}",
         f"{ZERO}reduce_bucket_size": f"--reduce-bucket {plan.get('reduce_bucket')}",
+        f"{ZERO}overlap_comm": f"--overlap-comm {plan.get('overlap_comm')}",
         "bf16.enabled": f"--precision {plan['precision']}",
         "fp16.enabled": f"--precision {plan['precision']}",
         "fp16.loss_scale": "--initial-scale" if values.number("fp16.loss_scale") else "--loss-scaling on",
@@ -325,7 +328,8 @@ def _idle_read(values: Values, key: str, plan: Mapping[str, Any]) -> bool:
     if key.startswith("fp16.") and key != "fp16.enabled":
         fixed = key == "fp16.initial_scale_power" and bool(values.number("fp16.loss_scale"))
         return fixed or plan["precision"] != "fp16"
-    return key == "optimizer.params.lr" and values.number(key) is None
+    left = key == f"{ZERO}overlap_comm" and values.auto(key)
+    return left or (key == "optimizer.params.lr" and values.number(key) is None)
 
 
 def _unused(values: Values, plan: Mapping[str, Any], model: Model) -> Iterator[Unused]:
@@ -335,7 +339,7 @@ def _unused(values: Values, plan: Mapping[str, Any], model: Model) -> Iterator[U
             if key in ("communication_data_type", "gradient_allreduce_op") or _idle_read(values, key, plan):
                 yield Unused(key=key, value=values.shown(key), why=_of_read(key))
             continue
-        yield Unused(key=key, value=values.shown(key), why=_why(values, key, value, plan, model))
+        yield Unused(key=key, value=values.shown(key), why=_why(values, key, value, model))
 
 
 def _of_read(key: str) -> str:
@@ -344,7 +348,7 @@ def _of_read(key: str) -> str:
     return "decides nothing beside the others" if key != "optimizer.params.lr" else "is the trainer's: --learning-rate"
 
 
-def _why(values: Values, key: str, value: object, plan: Mapping[str, Any], model: Model) -> str:
+def _why(values: Values, key: str, value: object, model: Model) -> str:
     if key in IDLE:
         return IDLE[key]
     if key in UNCOUNTED:
@@ -352,8 +356,6 @@ def _why(values: Values, key: str, value: object, plan: Mapping[str, Any], model
     if key in MEASURED:
         own = MEASURED[key]
         return "is what the account takes" if value == own else f"is not read: the account takes {own:,}"
-    if key == f"{ZERO}overlap_comm":
-        return _of_overlap(value, plan)
     if key == f"{ZERO}zero_hpz_partition_size":
         return _of_secondary(values, model)
     if key.rpartition(".")[2] in OFFLOAD and key.startswith(f"{ZERO}offload_"):
@@ -365,15 +367,6 @@ def _why(values: Values, key: str, value: object, plan: Mapping[str, Any], model
     if table in TABLES and table:
         return "is read by nothing here"
     return f"is no key of DeepSpeed, which reads past it{nearest(key, KNOWN)}"
-
-
-def _of_overlap(value: object, plan: Mapping[str, Any]) -> str:
-    """A second bucket at stages 1 and 2. [deepspeed: runtime/zero/stage_1_and_2.py 2508-2514 at edaa722]"""
-    if value is not True or plan["zero"] not in (1, 2):
-        return "changes the time of a step, not what is held" if value != AUTO else "is the trainer's"
-    elements = plan.get("reduce_bucket") or 500_000_000
-    size = format_bytes(elements * (4 if plan["precision"] == "fp32" else 2))
-    return f"has a second bucket beside the one that is counted: up to {size} more in the backward"
 
 
 def _of_secondary(values: Values, model: Model) -> str:

@@ -122,6 +122,7 @@ OFFLOAD = (
 """Keys of both offload tables."""
 
 READ = (
+    "zero_optimization.overlap_comm",
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
@@ -157,7 +158,6 @@ MEASURED = {
 """Sizes that the account takes at DeepSpeed's own default."""
 
 OTHERS = (
-    "zero_optimization.overlap_comm",
     "zero_optimization.zero_hpz_partition_size",
     "zero_optimization.mics_shard_size",
     "zero_optimization.mics_hierarchical_params_gather",

@@ -93,6 +93,7 @@ def _applies(row: StateRow, setting: Setting) -> bool:
         scenario.optimizer not in row.not_optimizer,
         not row.offload or row.offload in offload,
         not row.not_offload or row.not_offload not in offload,
+        not row.overlap or scenario.overlap_comm == "on",
         row.non_tn is None or row.non_tn == _non_tn(setting),
         row.wrapped in ("", "unit") or not setting.casts,
         # a parameter count says nothing of its largest unit or tensor, so buffers of that size are not counted

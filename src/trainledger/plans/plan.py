@@ -46,6 +46,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                                 them; "" is balanced, with the worst as an upper bound
     frozen_dtype                dtype of weights that do not train; "" is the engine's own
     reduce_bucket               elements of a gradient bucket; 0 is the engine's default
+    overlap_comm                on | off: DeepSpeed's, whose stages 1 and 2 have a second bucket for it; "" is off there
     offload                     what lives in host memory: optimizer, parameters, activations
     pp_layout                   layers of each virtual stage in order; () is the engine's own split
     """
@@ -69,6 +70,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     dropout: str = ""
     frozen_dtype: str = ""
     reduce_bucket: int = 0
+    overlap_comm: str = ""
     offload: tuple[str, ...] = ()
     pp_layout: tuple[int, ...] = ()
 

@@ -51,6 +51,7 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                   are kept in the dtype of the weights, recipes, optimizers that lack it, "1" or ">1" pipeline stages,
                   what is offloaded (not_offload: what must not be), and whether the card multiplies FP8 matrices in
                   every layout
+    overlap       exists only where communication is said to overlap the backward (DeepSpeed's overlap_comm)
     place         device or host memory
     passing       it comes and goes within a step: where account/memory walks the step, its `passing` places it instead
     eager         moments that are made before the first step, not in it
@@ -81,6 +82,7 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pp: Literal["", "1", ">1"] = ""
     offload: str = ""
     not_offload: str = ""
+    overlap: bool = False
     place: Literal["device", "host"] = "device"
     non_tn: bool | None = None
     passing: bool = False

@@ -16,6 +16,7 @@ AXES = ("tp", "pp", "vpp", "cp", "ep", "dp", "dp_replicate", "mbs", "num_microba
 ORDINARY: dict[str, tuple[str, ...]] = {
     "compile": ("", "off"),
     "dropout": ("",),
+    "overlap_comm": ("", "off"),
     "loss": ("", "eager", "vocab-parallel", "sharded"),
     "attention": ("flash",),
     "schedule": ("1f1b",),
@@ -127,7 +128,8 @@ def ways(plan: Answer) -> str:
 
     >>> plan = {"recompute": "selective", "recompute_parts": ["mlp"], "recompute_layers": 0, "compile": "on"}
     >>> plain = {"loss": "eager", "loss_chunks": 0, "allocator": "expandable", "routing": "", "offload": []}
-    >>> ways({**plan, **plain, "dropout": "", "attention": "flash", "schedule": "1f1b", "cp_comm": ""})
+    >>> unsaid = dict.fromkeys(("cp_comm", "dropout", "overlap_comm"), "")
+    >>> ways({**plan, **plain, **unsaid, "attention": "flash", "schedule": "1f1b"})
     'recompute selective (mlp), compile on, allocator expandable'
     """
     again = f"recompute {plan['recompute']}"
@@ -140,7 +142,7 @@ def ways(plan: Answer) -> str:
         said.append(f"loss-chunks {plan['loss_chunks']}")
     if plan["offload"]:
         said.append(f"offload {', '.join(plan['offload'])}")
-    return ", ".join((again, *said)).replace("cp_comm", "cp-comm")
+    return ", ".join((again, *said)).replace("_comm", "-comm")
 
 
 def plan_line(plan: Answer, chosen: str = "", axes: Sequence[str] = AXES) -> Text:

@@ -102,6 +102,18 @@ def _bucket_sentence(setting: Setting, row: dict[str, int]) -> str:
     )
 
 
+def _overlap(setting: Setting, plans: Plans) -> bool:
+    return bool(setting.scenario.overlap_comm) and not any(row.overlap for row in setting.profile.state)
+
+
+def _overlap_sentence(setting: Setting, row: dict[str, int]) -> str:
+    have = ", ".join(name for name in engine_names() if any(row.overlap for row in load_profile(name).state))
+    return (
+        f"--overlap-comm {setting.scenario.overlap_comm}: {setting.profile.name} has no such setting that holds more; "
+        f"leave it out, or use --engine with one of {have}"
+    )
+
+
 def _offload(setting: Setting, plans: Plans) -> bool:
     return bool(set(setting.scenario.offload) - set(setting.profile.offload))
 
@@ -257,6 +269,14 @@ RULES: tuple[Rule, ...] = (
         source="the engine's profile",
         broken=_bucket,
         sentence=_bucket_sentence,
+    ),
+    Rule(
+        id="engine-overlap",
+        severity="refuse",
+        scope="engine",
+        source="DeepSpeed runtime/zero/stage_1_and_2.py at edaa722, backward",
+        broken=_overlap,
+        sentence=_overlap_sentence,
     ),
     Rule(
         id="engine-sp",

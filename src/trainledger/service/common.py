@@ -53,7 +53,7 @@ class Degrees(msgspec.Struct, frozen=True, kw_only=True):
     """A plan's integers and words, as the answers repeat them, with the engine's own where nothing was said.
 
     recompute_parts    of a block, under selective recomputation; recompute_layers: of a virtual stage, 0 all
-    compile, dropout, loss, allocator, routing, cp_comm   "" where the engine, or the plan, has no such thing
+    compile, dropout, overlap_comm, loss, allocator, routing, cp_comm   "" where the engine, or the plan, has none
     loss_chunks        0 where the loss is not in chunks
     """
 
@@ -85,6 +85,7 @@ class Degrees(msgspec.Struct, frozen=True, kw_only=True):
     recompute_layers: int
     compile: str
     dropout: str
+    overlap_comm: str
     loss: str
     loss_chunks: int
     allocator: str
@@ -179,6 +180,7 @@ class Run:
             "recompute_parts": setting.recomputed_parts if scenario.recompute == "selective" else (),
             "recompute_layers": scenario.recompute_layers,
             "dropout": scenario.dropout,
+            "overlap_comm": scenario.overlap_comm,
             "compile": ("on" if setting.compiled else "off") if memory.compile else "",
             "loss": loss,
             "loss_chunks": setting.loss_chunks if loss == "chunked" else 0,

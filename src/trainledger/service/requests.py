@@ -196,6 +196,10 @@ class RunRequest(ModelRequest, frozen=True, kw_only=True, rename="kebab"):
     reduce_bucket: Annotated[
         int | None, flag("Elements of DeepSpeed's gradient bucket; auto of Hugging Face is hidden squared [5e8].", "N")
     ] = None
+    overlap_comm: Annotated[
+        Switch | None,
+        flag("DeepSpeed's overlap_comm, for which stages 1 and 2 have a second bucket [off there]."),
+    ] = None
     offload: Annotated[
         tuple[Offload, ...] | None,
         flag("What lives in host memory: optimizer, parameters, activations, or none [none].", "WHAT,..."),
