@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainledger.adapters.plain_yaml import parse_yaml
+from trainledger.adapters.yaml_text import parse_yaml
 from trainledger.errors import BadInput, UsageError
 from trainledger.service import check
 from trainledger.service.checked import Checked
@@ -139,7 +139,7 @@ def test_a_file_that_it_names_is_read_from_beside_it(tmp_path: Path) -> None:
         (fsdp().replace("distributed_type: FSDP", "distributed_type: MEGATRON_LM"), "MULTI_GPU, DEEPSPEED, FSDP"),
         (fsdp(strategy="HALF"), "write FULL_SHARD or SHARD_GRAD_OP"),
         (fsdp().replace("bf16\n", "fp8\n"), "says no recipe"),
-        ("distributed_type: &a FSDP\n", "line 1.*YAML that is not read here"),
+        ("distributed_type: FSDP\n\tnum_processes: 8\n", "line 2: is no YAML"),
     ],
 )
 def test_what_is_not_read_is_refused_by_key(tmp_path: Path, text: str, says: str) -> None:
@@ -166,8 +166,28 @@ def test_yaml_is_read_as_launchers_write_it() -> None:
     assert parse_yaml(text, where="x") == {
         "a": ["x", 2], "b": 0.001, "c": "x # y", "d": {}, "e": {"f": {"g": False}, "h": None}, "i": True,
     }  # fmt: skip
-    with pytest.raises(BadInput, match="stands twice"):
-        parse_yaml("a: 1\na: 2\n", where="x")
+    assert parse_yaml("a: |\n  b: 1\n  c\nd: [{e: 'f: 1'}]\n", where="x") == {"a": "b: 1\nc\n", "d": [{"e": "f: 1"}]}
+    assert parse_yaml("# nothing\n", where="x") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: 1\nb: {c: 1, c: 2}\n", "line 2: the key 'c' stands twice"),
+        ("a: &x {b: 1}\nc: *x\n", "line 1: an alias"),
+        ("a: 1\n1: 2\n", "line 2: a key is no text"),
+        ("- a\n", "line 1: the file is no mapping"),
+        ("a: 1\n---\nb: 2\n", "line 2: is no YAML"),
+        ("a: !!python/object:os.system x\n", "line 1: is no YAML"),
+        ("a: 2024-99-99\n", "a value that cannot be read"),
+        ("a: " + "[" * 3000, "is nested too deep"),
+        ("a: \x00", "is no YAML"),
+        ("a: b\n" * 20_000, "has 100,000 characters"),
+    ],
+)
+def test_yaml_that_may_be_misread_is_refused_by_line(text: str, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        parse_yaml(text, where="x")
 
 
 def test_a_toml_of_torchtitan_names_its_model_and_plan(tmp_path: Path) -> None:

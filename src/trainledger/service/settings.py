@@ -12,10 +12,10 @@ from trainledger.adapters.accelerate import is_accelerate, read_accelerate
 from trainledger.adapters.command_line import flags_of
 from trainledger.adapters.deepspeed import is_deepspeed, read_deepspeed
 from trainledger.adapters.megatron import is_megatron, read_megatron
-from trainledger.adapters.plain_yaml import parse_yaml
 from trainledger.adapters.settings import Settings
 from trainledger.adapters.torchtitan import is_torchtitan, read_torchtitan
 from trainledger.adapters.trainer import MODEL, is_trainer, model_of, read_trainer
+from trainledger.adapters.yaml_text import parse_yaml
 from trainledger.errors import BadInput, UsageError
 from trainledger.facts.load import load_toml
 from trainledger.facts.model import Model
