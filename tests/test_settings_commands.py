@@ -241,7 +241,11 @@ def test_a_command_beside_a_message_is_its_plan() -> None:
 @pytest.mark.parametrize(
     ("command", "flags", "says"),
     [
-        ("train.py --model_name_or_path llama-7b --per_device_train_batch_size $BS", {}, "nothing here assigns it"),
+        (
+            "train.py --model_name_or_path llama-7b --per_device_train_batch_size $BS",
+            {},
+            "nothing here assigns it one value",
+        ),
         ("train.py --model_name_or_path llama-7b --bf16 maybe", {}, "bf16 is 'maybe': write true or false"),
         ("train.py --model_name_or_path llama-7b --fp8 true", {}, "fp8 says no recipe"),
         ("train.py --model_name_or_path llama-7b --use_peft true --load_in_8bit true", {}, "weights of 8 bits"),
@@ -272,7 +276,47 @@ def test_a_model_of_ones_own_has_to_be_named() -> None:
 
 def test_words_after_a_flag_are_its_values() -> None:
     assert flags_of("a --x=1 --y b c --no-z # --w\n--v '1 2'") == {
-        "x": "1", "y": ["b", "c"], "no_z": "#", "w": True, "v": "1 2",
+        "x": "1", "y": ["b", "c"], "no_z": True, "v": "1 2",
     }  # fmt: skip
     assert preset_of("NousResearch/Meta-Llama-3-8B-Instruct") == "llama-3-8b"
     assert preset_of("/models/my-own") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        # a comment, also between lines that go on
+        ("a --x 1 # --x 2\n --y \\\n # --z 3 \\\n --w '#'", {"x": "1", "y": True, "w": "#"}),
+        # what ends a command ends the values of its last flag
+        ("a --x; b 1", {"x": True}),
+        ("a --x 2>&1 | tee log", {"x": True}),
+        ("A=(\n --x 1\n --y\n)\ntorchrun ${A[@]} t.py", {"x": "1", "y": True}),
+        # a text of several lines, in quotes, and flags in quotes
+        ('A="\n --x 1 \\\n --y\n"\ntorchrun $A t.py', {"x": "1", "y": True}),
+        ('A+=(\n "--x 1"\n "--y \'9,1\'"\n)\nt.py ${A[@]}', {"x": "1", "y": "9,1"}),
+        ('sh -c "python t.py --x 1 --y"', {"x": "1", "y": True}),
+        # what is printed is of no program
+        ('echo "usage: --x N"; t.py --x 2', {"x": "2"}),
+        # a variable of two values has none
+        ("if a; then\nN=1\nelse\nN=8\nfi\nt.py --x $N", {"x": "$N"}),
+        ('N=${NODES:-"2"}\nt.py --x $N', {"x": "2"}),
+        ("N=2;M=3\nt.py --x $N", {"x": "2"}),
+        ("N=$((2**3))\nt.py --x $N", {"x": "$"}),
+    ],
+)
+def test_a_script_is_read_as_a_shell_reads_it(text: str, found: dict[str, Any]) -> None:
+    assert flags_of(text) == found
+
+
+def test_variables_that_name_each_other_do_not_grow_without_end() -> None:
+    lines = "\n".join(f'V{number}="{f"$V{number + 1} " * 99}"' for number in range(8))
+    assert flags_of(f"{lines}\nt.py --x 1 --y $V0")["x"] == "1"
+
+
+def test_a_script_of_several_runs_is_refused_where_they_differ() -> None:
+    two = "t.py --model_name_or_path llama-7b --per_device_train_batch_size {} --output_dir {}\n"
+    with pytest.raises(
+        BadInput, match="per_device_train_batch_size stands there as 1 and as 2; give the command of one"
+    ):
+        checked(two.format(1, "a") + two.format(2, "b"), gpus=1)
+    assert plan(checked(two.format(1, "a") + two.format(1, "b"), gpus=1)).mbs == 1

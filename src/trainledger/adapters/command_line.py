@@ -1,26 +1,19 @@
 """A launch command or script as flags and values: torchrun, deepspeed or accelerate, and the program that it starts.
 
-Only flags are read: a script's own assignments (TP=2, ARGS=(...)) are put in where it names them, and nothing is run.
+Only flags are read.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any, cast
 
+from trainledger.adapters.shell import BREAK, uncommented, words
 from trainledger.adapters.swift import ranks_in
 from trainledger.errors import BadInput
 from trainledger.facts.presets import aliases, find_preset
 
-_ASSIGNED = re.compile(
-    r"^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"\n]*\"|'[^'\n]*'|\$\(\([^)\n]*\)\)|[^\s(\"']+)",
-    re.MULTILINE,
-)
-_NAMED = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|([A-Za-z_][A-Za-z0-9_]*))")
-_ARRAY = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\[[@*]\]\}")
-_SUM = re.compile(r"\$\(\(([0-9*+ ]{1,40})\)\)")
 LAUNCH = (
     "nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_backend", "num_gpus",
     "num_nodes", "include", "hostfile", "num_processes", "num_machines", "machine_rank", "main_process_port",
@@ -29,8 +22,7 @@ LAUNCH = (
 """Flags of launchers, each of one value: what follows it is the program."""
 ENDINGS = ("-hf", "-mcore", "-Instruct", "-Chat", "-chat-hf", "-Base")
 """What a folder's name has behind that of the model, whose shapes are the same."""
-DEPTH = 5
-"""How often a value may itself name a variable."""
+_NAME = re.compile(r"--([A-Za-z][A-Za-z0-9_.-]*)(?:=(.*))?", re.DOTALL)
 
 
 def flags_of(text: str) -> dict[str, Any]:
@@ -39,73 +31,48 @@ def flags_of(text: str) -> dict[str, Any]:
     >>> flags_of("torchrun --nproc_per_node=8 t.py --bf16 --lora-target a b --lr -1")
     {'nproc_per_node': '8', 'bf16': True, 'lora_target': ['a', 'b'], 'lr': '-1'}
     """
-    found: dict[str, Any] = {}
-    name = ""
-    for word in _words(text):
-        if word.startswith("--") and len(word) > len("--"):
-            name, _, value = word[2:].partition("=")
-            name = name.replace("-", "_").rstrip(")")
-            found[name] = value.rstrip(")") if value else True
-        elif name and word in ("\\", ")"):
-            continue
-        elif name and word.endswith((";", "&&", "|", "&")) and word.strip(";&|") == "":
-            name = ""
-        elif name:
-            _append(found, name, word.rstrip(")"))
-    return {**ranks_in(text), **found} if found else found
+    plain = uncommented(text)
+    found = dict(_said(plain))
+    return {**ranks_in(plain), **found} if found else found
 
 
-def _append(found: dict[str, Any], name: str, word: str) -> None:
-    held = found[name]
-    if held is not True and name in LAUNCH:
-        # the program that is launched
-        return
+def said_otherwise(text: str) -> dict[str, tuple[Any, Any]]:
+    """Flags that stand twice with different values, as where a script has the commands of several runs: two of them.
+
+    >>> said_otherwise("a --b 1 --c; d --b 2 --c")
+    {'b': ('1', '2')}
+    """
+    first: dict[str, Any] = {}
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, value in _said(uncommented(text)):
+        if one_of(first.setdefault(name, value)) != one_of(value):
+            found[name] = (first[name], value)
+    return found
+
+
+def _said(text: str) -> list[tuple[str, Any]]:
+    """(name, value) of each flag, in their order."""
+    said: list[tuple[str, Any]] = []
+    takes = False
+    for word in words(text):
+        flag = _NAME.fullmatch(word.rstrip(";,`"))
+        if flag is not None:
+            said.append((flag[1].replace("-", "_"), flag[2] or True))
+            takes = True
+        elif word == BREAK:
+            takes = False
+        elif takes and word != "\\":
+            said[-1] = (said[-1][0], _with(*said[-1], word))
+    return said
+
+
+def _with(name: str, held: Any, word: str) -> Any:  # noqa: ANN401 - a flag's value is a word, several or none
+    """A flag's value with a further word; what follows the one of a launcher is the program."""
     if held is True:
-        found[name] = word
-    elif word:
-        found[name] = [*held, word] if isinstance(held, list) else [held, word]
-
-
-def _words(text: str) -> list[str]:
-    joined = re.sub(r"\\\r?\n", " ", text)
-    plain = "\n".join(line for line in joined.splitlines() if not line.lstrip().startswith("#"))
-    filled = _filled(plain)
-    try:
-        return shlex.split(filled)
-    except ValueError:
-        # an apostrophe in a sentence around the command
-        return filled.split()
-
-
-def _filled(text: str) -> str:
-    """The text with what it assigns put in where it is named; other names stay, and are refused as values."""
-    values: dict[str, str] = {}
-    for name, written in _ASSIGNED.findall(text):
-        own = _NAMED.fullmatch(written.strip("\"'"))
-        # NAME=${NAME:-4} is 4 unless the environment says otherwise
-        values[name] = own[2] if own is not None and own[1] == name and own[2] else written.strip("\"'")
-
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[3]
-        return values.get(name, match[2] or match[0])
-
-    for _ in range(DEPTH):
-        changed = _SUM.sub(_summed, _NAMED.sub(value, text))
-        if changed == text:
-            break
-        text = changed
-    return _ARRAY.sub(" ", text)
-
-
-def _summed(match: re.Match[str]) -> str:
-    """Products and sums of a shell, such as $((8*2))."""
-    total = 0
-    for part in match[1].split("+"):
-        product = 1
-        for factor in part.split("*"):
-            product *= int(factor) if factor.strip().isdigit() else 0
-        total += product
-    return str(total)
+        return word
+    if name in LAUNCH or not word:
+        return held
+    return [*held, word] if isinstance(held, list) else [held, word]
 
 
 def one_of(value: object) -> object:
@@ -132,7 +99,7 @@ def number(flags: Mapping[str, Any], name: str, where: str) -> int:
     value = one_of(flags[name])
     text = value if isinstance(value, str) else str(value)
     if isinstance(value, str) and value.startswith("$"):
-        raise BadInput(f"{where}: --{name} is {value}, and nothing here assigns it; write the number")
+        raise BadInput(f"{where}: --{name} is {value}, and nothing here assigns it one value; write the number")
     try:
         found = float(text)
     except ValueError:

@@ -158,7 +158,7 @@ class _Told:
         """A whole number of at least 1."""
         value = one_of(self.told[name])
         if isinstance(value, str) and value.startswith("$"):
-            raise BadInput(f"{self.where}: {name} is {value}, and nothing here assigns it; write the number")
+            raise BadInput(f"{self.where}: {name} is {value}, and nothing here assigns it one value; write the number")
         if isinstance(value, str) and value.isdigit():
             value = int(value)
         return Values(self.where, {name: value}).whole(name, least=1) or 1

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from trainledger.adapters.accelerate import is_accelerate, read_accelerate
-from trainledger.adapters.command_line import flags_of
+from trainledger.adapters.command_line import flags_of, said_otherwise
 from trainledger.adapters.deepspeed import is_deepspeed, read_deepspeed
 from trainledger.adapters.megatron import is_megatron, read_megatron
 from trainledger.adapters.settings import Settings
@@ -29,8 +29,6 @@ SUFFIXES = (".json", ".yaml", ".yml", SUFFIX)
 """How names of such files end."""
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt")
 """How names of files end that may have a launch command."""
-LONGEST = 1 << 20
-"""Characters of a command or script."""
 COMMAND = "the command"
 SHAPES = ("model_type", "architectures", "hidden_size", "n_embd", "d_model")
 """Keys of a model's config."""
@@ -73,6 +71,7 @@ def with_settings(request: PlanRequest, given: str, *, model: Model | None = Non
         settings = read_megatron(where, tables, flags, found)
     else:
         settings = _of_launchers(program, where, tables, request, model)
+    _refuse_several(given, settings)
     _refuse_contradicted(settings, flags)
     known = request.__struct_fields__
     filled = {name: value for name, value in settings.plan.items() if name not in flags and name in known}
@@ -140,22 +139,44 @@ def _is_file(given: str) -> bool:
 
 def _tables(given: str) -> dict[str, Any]:
     """The object at the top of a JSON, YAML or TOML file, or the flags of a command."""
+    command = _command(given)
+    if command is not None:
+        return flags_of(command)
     suffix = Path(given).suffix
-    if not _is_file(given) and (suffix not in SUFFIXES or " --" in given):
-        return flags_of(given[:LONGEST])
     if suffix == SUFFIX:
         return load_toml(Path(given))
     if suffix == ".json":
         return load_config(given)
-    if suffix not in (*SUFFIXES, *SCRIPTS):
-        return {}
+    return parse_yaml(_text(given), where=given) if suffix in SUFFIXES else {}
+
+
+def _command(given: str) -> str | None:
+    """A command as it is given, or the text of a script; None for other files."""
+    suffix = Path(given).suffix
+    if _is_file(given):
+        return _text(given) if suffix in SCRIPTS else None
+    return given if suffix not in SUFFIXES or " --" in given else None
+
+
+def _text(given: str) -> str:
     try:
-        text = Path(given).read_text(encoding="utf-8-sig")
+        return Path(given).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise BadInput(f"{given} cannot be read ({error.strerror}); check the path and its permissions") from None
     except UnicodeDecodeError:
         raise BadInput(f"{given} is not UTF-8 text; save it as UTF-8") from None
-    return flags_of(text[:LONGEST]) if suffix in SCRIPTS else parse_yaml(text, where=given)
+
+
+def _refuse_several(given: str, settings: Settings) -> None:
+    """An argument of two values is of two runs, or of a branch that was not taken; none can be chosen."""
+    command = _command(given)
+    several = {} if command is None else said_otherwise(command)
+    for used in settings.used:
+        one, other = several.get(used.key.lstrip("-").replace("-", "_"), (None, None))
+        if one != other:
+            raise BadInput(
+                f"{settings.path}: {used.key} stands there as {one} and as {other}; give the command of one run alone"
+            )
 
 
 def _refuse_contradicted(settings: Settings, given: Mapping[str, Any]) -> None:
