@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from trainledger.adapters.command_line import one_of
 from trainledger.adapters.deepspeed import read_deepspeed
 from trainledger.adapters.settings import Conflict, Settings, Unused, Used, Values, flattened, nearest
 from trainledger.checklist.check import Evidence
@@ -40,6 +41,17 @@ IDLE: dict[str, str] = {
     "deepspeed_config.gradient_clipping": "changes numbers, not what is held",
     "deepspeed_config.zero3_save_16bit_model": "is of checkpoints",
     "deepspeed_config.deepspeed_moe_layer_cls_names": "leaf modules are counted as the model's blocks",
+    **dict.fromkeys(
+        (
+            "parallelism_config.parallelism_config_cp_comm_strategy",
+            "parallelism_config.parallelism_config_cp_backend",
+            "parallelism_config.parallelism_config_sp_backend",
+            "parallelism_config.parallelism_config_sp_seq_length",
+            "parallelism_config.parallelism_config_sp_seq_length_is_variable",
+            "parallelism_config.parallelism_config_sp_attn_implementation",
+        ),
+        "the account takes the engine's own",
+    ),
     "fsdp_config.fsdp_backward_prefetch": "the account takes BACKWARD_PRE",
     "fsdp_config.fsdp_backward_prefetch_policy": "the account takes BACKWARD_PRE",
     "fsdp_config.fsdp_forward_prefetch": "the account takes false",
@@ -61,6 +73,20 @@ READ = (
 )  # fmt: skip
 DS, FSDP = "deepspeed_config.", "fsdp_config."
 
+DEGREES = {
+    "tp_size": "tp",
+    "cp_size": "cp",
+    "sp_size": "cp",
+    "dp_replicate_size": "dp_replicate",
+    "dp_shard_size": "dp_shard",
+}
+"""Sizes of parallelism_config -> a field of a plan."""
+MESH = "parallelism_config.parallelism_config_"
+PREFIXES = {"use_deepspeed": "deepspeed_config", "use_fsdp": "fsdp_config"}
+"""Switches of `accelerate launch` -> the table that its other flags make."""
+TABLES = ("dynamo_config", "fp8_config", "ipex_config", "mpirun_config", "megatron_lm_config")
+"""Tables that are not read: of the launcher, or of what is refused by its switch."""
+
 Loaded = Callable[[str], Mapping[str, Any]]
 """Reads the JSON that a file names, from beside it."""
 
@@ -70,11 +96,34 @@ def is_accelerate(config: Mapping[str, Any]) -> bool:
     return any(sign in config for sign in SIGNS)
 
 
+def launched(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that `accelerate launch` is told by flags in place of a file.
+
+    >>> launched({"use_fsdp": True, "fsdp_offload_params": "true", "mixed_precision": "bf16", "bf16": True})
+    {'mixed_precision': 'bf16', 'distributed_type': 'FSDP', 'fsdp_config': {'fsdp_offload_params': True}}
+    """
+    said = {name: plain(flags[name]) for name in ("mixed_precision",) if name in flags}
+    for switch, table in PREFIXES.items():
+        if switch in flags:
+            keys = {key.removeprefix(f"{table}.") for key in (*READ, *IDLE) if key.startswith(f"{table}.")}
+            said["distributed_type"] = switch.removeprefix("use_").upper()
+            said[table] = {name: plain(value) for name, value in flags.items() if name in keys}
+    mesh = {name: plain(value) for name, value in flags.items() if name.startswith("parallelism_config_")}
+    return said | ({"parallelism_config": mesh} if mesh else {})
+
+
+def plain(value: object) -> object:
+    """A word of a command as YAML would have it."""
+    words: dict[str, object] = {"true": True, "false": False}
+    text = str(one_of(value))
+    return int(text) if text.isdigit() else words.get(text.lower(), text)
+
+
 def read_accelerate(
     where: str, config: Mapping[str, Any], given: Mapping[str, Any], model: Model, loaded: Loaded
 ) -> Settings:
     """The plan of a file."""
-    values = Values(where, _spelled(flattened(config)))
+    values = spelled(where, config)
     # a plain NO is false to YAML
     off = values.flat.get("distributed_type") is False
     kind = "no" if off else values.word("distributed_type", TYPES) or "no"
@@ -84,24 +133,25 @@ def read_accelerate(
             "the plan as flags, or one of MULTI_GPU, DEEPSPEED, FSDP"
         )
     plan: dict[str, Any] = {"gpus": values.whole("num_processes", least=1), "precision": _precision(values, kind)}
+    plan |= _mesh(values)
     if kind == "deepspeed":
         return _of_deepspeed(values, plan, given, model, loaded)
     alone = (plan["gpus"] or given.get("gpus")) == 1
     if kind == "fsdp" and not alone:
-        plan |= _of_fsdp(values)
+        plan |= fsdp_of(values)
     else:
         # FSDP of one rank is NO_SHARD, whatever it is told [torch: fsdp/_init_utils.py]
         plan |= {"engine": "pytorch", "zero": 0}
-    return _settings(values, plan, tuple(_wrapping(values, plan, model)) if kind == "fsdp" else ())
+    return _settings(values, plan, tuple(wrapping(values, plan, model)) if kind == "fsdp" else ())
 
 
-def _spelled(flat: Mapping[str, Any]) -> dict[str, Any]:
+def spelled(where: str, config: Mapping[str, Any]) -> Values:
     """Keys of fsdp_config by their newer name, which begins with fsdp_."""
     out: dict[str, Any] = {}
-    for key, value in flat.items():
+    for key, value in flattened(config).items():
         longer = key.replace(FSDP, f"{FSDP}fsdp_", 1)
         out[longer if key not in READ and longer in (*READ, *IDLE) else key] = value
-    return out
+    return Values(where, out)
 
 
 def _precision(values: Values, kind: str) -> str | None:
@@ -157,7 +207,17 @@ def _of_init(values: Values, plan: Mapping[str, Any]) -> Iterator[Conflict]:
         )
 
 
-def _of_fsdp(values: Values) -> dict[str, Any]:
+def _mesh(values: Values) -> dict[str, Any]:
+    """Degrees of the ranks. [accelerate: parallelism_config.py]"""
+    sizes = {name: values.whole(f"{MESH}{name}", least=1) or 1 for name in DEGREES}
+    plan: dict[str, Any] = {DEGREES[name]: size for name, size in sizes.items() if size > 1}
+    if sizes["sp_size"] > 1:
+        plan["cp_comm"] = "all_to_all"
+    return plan
+
+
+def fsdp_of(values: Values) -> dict[str, Any]:
+    """The plan of fsdp_config, with which a trainer's own may be read as well."""
     version = values.whole(f"{FSDP}fsdp_version", least=1) or 1
     strategy = _strategy(values)
     plan: dict[str, Any] = {"engine": "pytorch" if version >= 2 else "fsdp1", "zero": STRATEGIES[strategy]}
@@ -193,7 +253,7 @@ def _strategy(values: Values) -> str:
     return text
 
 
-def _wrapping(values: Values, plan: Mapping[str, Any], model: Model) -> Iterator[Conflict]:
+def wrapping(values: Values, plan: Mapping[str, Any], model: Model) -> Iterator[Conflict]:
     """Units other than a block: with none the model is one unit, which each rank gathers whole."""
     policy = values.word(f"{FSDP}fsdp_auto_wrap_policy")
     if policy is None or policy.upper() == "TRANSFORMER_BASED_WRAP" or plan["zero"] == 0:
@@ -255,6 +315,7 @@ def _used(values: Values, plan: Mapping[str, Any]) -> Iterator[Used]:
         f"{FSDP}fsdp_offload_params": f"--offload {offload}",
         f"{FSDP}fsdp_activation_checkpointing": "--recompute full",
         f"{FSDP}fsdp_auto_wrap_policy": "the rule fsdp-wrap",
+        **{f"{MESH}{name}": f"--{field.replace('_', '-')} {plan.get(field, 1)}" for name, field in DEGREES.items()},
     }
     for key in values.flat:
         if key in flags and values.has(key) and not _silent(values, key, plan):
@@ -276,7 +337,9 @@ def _unused(values: Values) -> Iterator[Unused]:
             elif key == "num_machines":
                 yield Unused(key=key, value=values.shown(key), why="--cluster says how many ranks a node has")
             continue
-        why = IDLE.get(key)
+        if key.removeprefix(MESH) in DEGREES and values.has(key):
+            continue
+        why = "is not read from this file" if key.partition(".")[0] in TABLES else IDLE.get(key)
         if why is None and values.flat[key] in ({}, None, ""):
             why = "is empty"
         if why is None:

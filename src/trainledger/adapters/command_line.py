@@ -20,6 +20,11 @@ LAUNCH = (
     "config_file",
 )  # fmt: skip
 """Flags of launchers, each of one value: what follows it is the program."""
+RANKS = (
+    "nproc_per_node", "nnodes", "gpus_per_node", "num_gpus", "num_nodes", "include", "num_processes", "num_machines",
+    "world_size",
+)  # fmt: skip
+"""Flags that say how many ranks there are."""
 ENDINGS = ("-hf", "-mcore", "-Instruct", "-Chat", "-chat-hf", "-Base")
 """What a folder's name has behind that of the model, whose shapes are the same."""
 _NAME = re.compile(r"--([A-Za-z][A-Za-z0-9_.-]*)(?:=(.*))?", re.DOTALL)
@@ -92,6 +97,16 @@ def ranks_of(flags: Mapping[str, Any], where: str) -> int | None:
         if name in flags:
             return number(flags, name, where)
     return None
+
+
+def typed(value: object) -> str:
+    """A flag's value as it was typed, cut where it is long.
+
+    >>> typed(True), typed(["a", "b"]), typed(None)
+    ('', 'a b', 'None')
+    """
+    text = "" if value is True else " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def number(flags: Mapping[str, Any], name: str, where: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainledger.adapters.command_line import number, preset_of, ranks_of
+from trainledger.adapters.command_line import RANKS, number, preset_of, ranks_of, typed
 from trainledger.adapters.megatron_words import UNTIE, on, refuse_uncounted, sizes_of, words_of
 from trainledger.adapters.settings import Settings, Unused, Used
 from trainledger.errors import BadInput
@@ -47,7 +47,6 @@ RECIPES = {"delayed": "fp8-delayed", "tensorwise": "fp8-tensorwise", "blockwise"
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon"}
 SWIFT = ("load_safetensors", "save_safetensors", "train_type", "split_dataset_ratio", "merge_lora", "padding_free")
 """Arguments that ms-swift alone has."""
-LAUNCHER = ("nproc_per_node", "nnodes", "gpus_per_node", "num_gpus", "num_nodes", "world_size", "include")
 
 
 def is_megatron(flags: Mapping[str, Any]) -> bool:
@@ -68,9 +67,9 @@ def read_megatron(
             used[name] = f"--{field} {plan[field]}"
     for part in (_world, _shards, _precision, _recompute, _words):
         part(where, flags, plan, used)
-    more, typed = words_of(where, flags)
+    more, said = words_of(where, flags)
     plan |= more
-    used |= typed
+    used |= said
     _virtual(where, flags, plan, used)
     if model is None:
         _model(where, flags, plan, used, given.get("vocab"))
@@ -81,7 +80,7 @@ def read_megatron(
         kind=KIND,
         plan=plan,
         told={},
-        used=tuple(Used(key=_key(flags, key), value=_typed(flags[key]), flag=flag) for key, flag in used.items()),
+        used=tuple(Used(key=_key(flags, key), value=typed(flags[key]), flag=flag) for key, flag in used.items()),
         unused=tuple(_unused(flags, used)),
         conflicts=(),
     )
@@ -96,7 +95,7 @@ def _world(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: dic
     gpus = ranks_of(flags, where)
     if gpus is not None:
         plan["gpus"] = gpus
-        used |= {name: f"--gpus {gpus}" for name in LAUNCHER if name in flags}
+        used |= {name: f"--gpus {gpus}" for name in RANKS if name in flags}
     if plan.get("tp", 1) > 1:
         plan["sp"] = on(flags, "sequence_parallel")
         if "sequence_parallel" in flags:
@@ -195,7 +194,9 @@ def _words(_where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: di
 def _virtual(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: dict[str, str]) -> None:
     """Layers of a virtual stage -> virtual stages; both interleave."""
     name = "num_layers_per_virtual_pipeline_stage"
-    if name in flags and "num_layers" in flags:
+    if name in flags and "num_layers" not in flags:
+        raise BadInput(f"{where}: --{name} without --num-layers says no number of stages; give --num-layers as well")
+    if name in flags:
         each, layers = number(flags, name, where), number(flags, "num_layers", where)
         stages = each * plan.get("pp", 1)
         if each < 1 or layers % stages:
@@ -244,14 +245,10 @@ def _unused(flags: Mapping[str, Any], used: Mapping[str, str]) -> Iterator[Unuse
     for name, value in flags.items():
         if name not in used:
             yield Unused(
-                key=_key(flags, name), value=_typed(value), why="is not read: it is of the run, or the engine's own"
+                key=_key(flags, name), value=typed(value), why="is not read: it is of the run, or the engine's own"
             )
 
 
 def _key(flags: Mapping[str, Any], name: str) -> str:
     """An argument as its program writes it: ms-swift with underscores."""
     return f"--{name}" if _swift(flags) else f"--{name.replace('_', '-')}"
-
-
-def _typed(value: object) -> str:
-    return "" if value is True else " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainledger.adapters.command_line import number, one_of
+from trainledger.adapters.command_line import number, one_of, typed
 from trainledger.errors import BadInput
 from trainledger.facts.model import Model
 
@@ -25,6 +25,7 @@ UNCOUNTED = {
     "cpu_offloading_num_layers": ("which activations wait in host memory", "offload"),
     "fine_grained_activation_offloading": ("which activations wait in host memory", ""),
     "cuda_graph_impl": ("memory, for graphs have pools of their own", ""),
+    "deepspeed": ("the engine, to DeepSpeed inside Megatron", ""),
     "defer_embedding_wgrad_compute": ("what waits for the gradients of the output layer", ""),
     "distribute_saved_activations": ("which part of a recomputed layer's input each rank keeps", ""),
     "enable_cuda_graph": ("memory, for graphs have pools of their own", ""),
@@ -32,6 +33,7 @@ UNCOUNTED = {
     "fp4_format": ("the dtype of products", "precision"),
     "fp8_param_gather": ("the dtype that weights are kept in", ""),
     "moe_expert_capacity_factor": ("how many tokens an expert is given", ""),
+    "mtp_num_layers": ("the model, by layers that predict further tokens", ""),
     "tp_comm_overlap": ("memory, for its buffers stand beside activations", ""),
 }
 """Argument -> (what it changes, the field of a plan that can say so instead; "": none does)."""
@@ -177,6 +179,4 @@ def _sizes(flags: Mapping[str, Any], model: Model) -> Iterable[tuple[str, set[in
 
 def _typed(flags: Mapping[str, Any], name: str) -> str:
     """An argument as it was typed."""
-    value = flags[name]
-    shown = "" if value is True else " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return f"--{name.replace('_', '-')} {shown}".strip()
+    return f"--{name.replace('_', '-')} {typed(flags[name])}".strip()

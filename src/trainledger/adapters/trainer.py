@@ -5,81 +5,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainledger.adapters.accelerate import read_accelerate
-from trainledger.adapters.command_line import one_of, preset_of, ranks_of
+from trainledger.adapters.accelerate import (
+    FSDP,
+    PREFIXES,
+    STRATEGIES,
+    Loaded,
+    fsdp_of,
+    launched,
+    plain,
+    read_accelerate,
+    spelled,
+    wrapping,
+)
+from trainledger.adapters.command_line import RANKS, one_of, preset_of, ranks_of, typed
 from trainledger.adapters.deepspeed import read_deepspeed
 from trainledger.adapters.settings import Conflict, Settings, Unused, Used, Values
 from trainledger.adapters.swift import PRESETS, SIGNS, accumulation, is_swift, precision_of
+from trainledger.adapters.trainer_keys import (
+    ATTENTION,
+    BITS,
+    COUNTED,
+    DEGREES,
+    FACTORY,
+    FALSE,
+    KINDS,
+    MBS,
+    MODEL,
+    NOT_COUNTED,
+    OPTIMIZERS,
+    RANK,
+    ROLLOUTS,
+    SEQ,
+    STAGES,
+    TARGETS,
+    TRUE,
+)
 from trainledger.errors import BadInput
 from trainledger.facts.model import Model
 
 KIND = "trainer arguments"
-MODEL = ("model_name_or_path", "base_model", "model", "model_id", "model_id_or_path")
-MBS = ("per_device_train_batch_size", "micro_batch_size")
-SEQ = ("cutoff_len", "model_max_length", "max_seq_length", "max_seq_len", "sequence_len", "max_length", "block_size")
-RANK = ("lora_rank", "lora_r")
-TARGETS = ("lora_target", "lora_target_modules", "lora_targets", "target_modules")
-ATTENTION = ("flash_attn", "attn_implementation", "flash_attention", "attn_impl", "use_flash_attn")
-OPTIMIZERS = {
-    "adamw_hf": "adamw",
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw-fused",
-    "adamw_apex_fused": "adamw-fused",
-    "adamw_bnb_8bit": "adamw-8bit",
-    "adamw_8bit": "adamw-8bit",
-    "adamw_torch_8bit": "adamw-8bit",
-    "paged_adamw_8bit": "adamw-8bit",
-    "paged_adamw_32bit": "adamw",
-    "paged_adamw": "adamw",
-}
-_LOSS = "makes no logits in its fused loss, which the account holds: what it says is an upper bound"
-_HOST = "keeps checkpoints in host memory, which --offload activations counts where the engine has it"
-NOT_COUNTED: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "enable_liger_kernel",
-            "use_liger_kernel",
-            "use_liger",
-            "liger_fused_linear_cross_entropy",
-            "cut_cross_entropy",
-        ),
-        _LOSS,
-    ),
-    **dict.fromkeys(("activation_offloading", "offload_activations", "use_unsloth_gc", "use_unsloth"), _HOST),
-    **dict.fromkeys(
-        ("packing", "sample_packing", "neat_packing"), "fills sequences up, which the account takes as full"
-    ),
-    "use_vllm": "keeps weights and a cache of its own on a card, which are not counted: a lower bound",
-    "torch_compile": "is said by --compile, where the engine's account has it",
-    "use_cache": "is off while activations are computed again",
-}
-"""Arguments that change what is held and are no flag here, and what to make of them."""
-FACTORY = ("finetuning_type", "stage", "template", "cutoff_len")
-"""Arguments of LLaMA-Factory, which recomputes unless it is told not to."""
-LAUNCHER = (
-    "nproc_per_node", "nnodes", "num_gpus", "num_nodes", "include", "num_processes", "num_machines", "gpus_per_node",
-)  # fmt: skip
-DEGREES = {
-    "tensor_parallel_size": "tp",
-    "context_parallel_size": "cp",
-    "sequence_parallel_size": "cp",
-    "expert_parallel_size": "ep",
-    "dp_replicate_size": "dp_replicate",
-    "dp_shard_size": "dp_shard",
-}
-KINDS = ("finetuning_type", "adapter", *SIGNS)
-"""Arguments that say what is trained, and the values that are counted."""
-COUNTED = ("full", "lora", "qlora", "dora")
-BITS = ("quantization_bit", "quant_bits")
-STAGES = ("stage", "rl", "rlhf_type")
-ROLLOUTS = ("ppo", "grpo", "kto", "rloo", "gkd")
-"""Losses of several models, or of answers that are made in the run."""
-TRUE, FALSE = ("true", "1", "yes", "auto"), ("false", "0", "no", "none", "")
-
-Loaded = Callable[[str], Mapping[str, Any]]
 
 
 def is_trainer(told: Mapping[str, Any]) -> bool:
@@ -100,20 +67,41 @@ def read_trainer(
     asked = _Told(where, told, given)
     for part in (_batch, _precision, _adapters, _rest):
         part(asked)
-    launcher, file = told.get("config_file"), told.get("deepspeed")
-    if isinstance(launcher, str):
-        asked.used["config_file"] = "its keys below"
+    launcher, flags = told.get("config_file"), launched(told)
+    if isinstance(launcher, str) or flags:
+        asked.used |= {name: "its keys below" for name in ("config_file", *PREFIXES, "mixed_precision") if name in told}
         explicit = {name: value for name, value in asked.plan.items() if name != "precision" or _explicit(asked)}
-        made = read_accelerate(launcher, loaded(launcher), {**explicit, **given}, model, loaded)
+        where, file = (launcher, loaded(launcher)) if isinstance(launcher, str) else (where, {})
+        made = read_accelerate(where, {**file, **flags}, {**explicit, **given}, model, loaded)
         return _settings(asked, {**asked.plan, **made.plan, **explicit}, made)
-    if isinstance(file, str) and file:
-        asked.used["deepspeed"] = "its keys below"
-        known = PRESETS.get(file) if is_swift(told) else None
-        made = read_deepspeed(file, known or loaded(file), {**asked.plan, **given}, model)
+    name, config = _deepspeed(asked, loaded)
+    if name:
+        made = read_deepspeed(name, config, {**asked.plan, **given}, model)
         asked.conflicts += _mismatches(asked, made)
         return _settings(asked, {**asked.plan, **made.plan}, made)
-    _sharding(asked)
+    _sharding(asked, model, loaded)
     return _settings(asked, asked.plan, None)
+
+
+def _deepspeed(asked: _Told, loaded: Loaded) -> tuple[str, Mapping[str, Any]]:
+    """(where they stand, DeepSpeed's settings) that the arguments name or hold; "" where there are none."""
+    file = asked.told.get("deepspeed")
+    key = "deepspeed"
+    if isinstance(file, Mapping) and file:
+        asked.used[key] = "its keys below"
+        return asked.where, file
+    if file is True or (file is None and "deepspeed_config" in asked.told):
+        key, file = "deepspeed_config", asked.told.get("deepspeed_config")
+        asked.used |= {"deepspeed": "its settings below"} if "deepspeed" in asked.told else {}
+    if isinstance(file, str) and file.lower() not in FALSE:
+        asked.used[key] = "its keys below"
+        return file, (PRESETS.get(file) if is_swift(asked.told) else None) or loaded(file)
+    if file is None and (asked.told.get("deepspeed") or "zero_stage" in asked.told):
+        raise BadInput(
+            f"{asked.where}: the program makes DeepSpeed's settings itself, of arguments that are not read; give "
+            "--engine deepspeed with --zero, --offload and --precision, or its JSON"
+        )
+    return "", {}
 
 
 def _explicit(asked: _Told) -> bool:
@@ -184,10 +172,10 @@ class _Told:
 
 def _batch(asked: _Told) -> None:
     """Sizes; how many ranks there are, which a file leaves to the launcher."""
-    gpus = ranks_of({name: asked.told[name] for name in LAUNCHER if name in asked.told}, asked.where)
+    gpus = ranks_of(asked.told, asked.where)
     if gpus is not None:
         asked.plan["gpus"] = gpus
-        asked.used |= {name: f"--gpus {gpus}" for name in LAUNCHER if name in asked.told}
+        asked.used |= {name: f"--gpus {gpus}" for name in RANKS if name in asked.told}
     for names, field in ((MBS, "mbs"), (SEQ, "seq")):
         name = asked.first(names)
         if name is not None:
@@ -215,13 +203,22 @@ def _precision(asked: _Told) -> None:
     elif asked.told.get("pure_bf16") is not None and asked.on("pure_bf16"):
         asked.take("pure_bf16", "precision", "bf16-pure")
     elif asked.on("bf16"):
-        asked.take("bf16", "precision", "bf16")
+        asked.take("bf16", "precision", "bf16-pure" if _in_bf16(asked) else "bf16")
     elif asked.on("fp16"):
         asked.take("fp16", "precision", "fp16")
     else:
         asked.plan["precision"] = "fp32"
     if asked.on("fp8"):
         raise BadInput(f"{asked.where}: fp8 says no recipe; give --precision fp8-rowwise or fp8-tensorwise")
+
+
+def _in_bf16(asked: _Told) -> bool:
+    """Whether AdamW trains weights of 16 bits, as axolotl loads them; sharded ones have copies in fp32.
+
+    [axolotl: utils/config/__init__.py, cfg.torch_dtype]
+    """
+    copied = any(asked.told.get(name) for name in ("adapter", "deepspeed", "fsdp", "fsdp_config"))
+    return "base_model" in asked.told and not copied
 
 
 def _adapters(asked: _Told) -> None:
@@ -291,32 +288,41 @@ def _pairs(asked: _Told) -> Conflict:
     )
 
 
-def _sharding(asked: _Told) -> None:
+def _sharding(asked: _Told, model: Model, loaded: Loaded) -> None:
     """FSDP where it is asked for, else every rank keeps the model whole."""
     value = asked.told.get("fsdp")
-    words = value if isinstance(value, list) else str(value or "").replace(",", " ").split()
-    settings = asked.told.get("fsdp_config")
-    inner = settings if isinstance(settings, Mapping) else {}
+    words = [str(word) for word in value] if isinstance(value, list) else str(value or "").replace(",", " ").split()
+    words = [word.upper() for word in words if word.lower() not in FALSE]
+    config = asked.told.get("fsdp_config")
+    inner = loaded(config) if isinstance(config, str) and config else config if isinstance(config, Mapping) else {}
     alone = (asked.plan.get("gpus") or asked.given.get("gpus")) == 1
     if alone or (not words and not inner):
         # FSDP of one rank is NO_SHARD, whatever it is told [torch: fsdp/_init_utils.py]
         asked.plan |= {"engine": "pytorch", "zero": 0}
         asked.used |= {name: "--engine pytorch --zero 0" for name in ("fsdp", "fsdp_config") if asked.told.get(name)}
         return
-    version = inner.get("fsdp_version") or inner.get("version") or asked.told.get("fsdp_version") or 1
-    strategy = str(inner.get("fsdp_sharding_strategy") or "").upper()
-    half = "shard_grad_op" in words or strategy == "SHARD_GRAD_OP" or inner.get("reshard_after_forward") is False
-    plan: dict[str, Any] = {"engine": "pytorch" if str(version) == "2" else "fsdp1", "zero": 2 if half else 3}
-    offloads = "offload" in words or any(inner.get(key) for key in ("fsdp_offload_params", "offload_params"))
-    if offloads:
-        plan["offload"] = ("parameters",)
-    if any(inner.get(key) for key in ("fsdp_activation_checkpointing", "activation_checkpointing")):
-        plan["recompute"] = "full"
-    if strategy.startswith("HYBRID") or any("hybrid" in str(word) for word in words):
+    values = spelled(asked.where, {"fsdp_config": {**_of_words(words), **inner, **_of_version(asked)}})
+    if any("HYBRID" in str(word).upper() for word in (*words, values.flat.get(f"{FSDP}fsdp_sharding_strategy"))):
         raise BadInput(f"{asked.where}: fsdp is a hybrid; give --engine pytorch --zero 3 with --dp-replicate")
+    plan = fsdp_of(values)
     asked.plan |= plan
-    flags = f"--engine {plan['engine']} --zero {plan['zero']}{' --offload parameters' if offloads else ''}"
+    asked.conflicts += wrapping(values, asked.plan, model)
+    offload = " --offload parameters" if "offload" in plan else ""
+    flags = f"--engine {plan['engine']} --zero {plan['zero']}{offload}"
     asked.used |= {name: flags for name in ("fsdp", "fsdp_config", "fsdp_version") if name in asked.told}
+
+
+def _of_words(words: list[str]) -> dict[str, Any]:
+    """The words of --fsdp, as fsdp_config has them. [transformers: training_args.py, FSDPOption]"""
+    strategies = [word for word in words if word in STRATEGIES]
+    made: dict[str, Any] = {"fsdp_sharding_strategy": strategies[0]} if strategies else {}
+    made |= {"fsdp_auto_wrap_policy": "NO_WRAP"} if strategies and "AUTO_WRAP" not in words else {}
+    return made | ({"fsdp_offload_params": True} if "OFFLOAD" in words else {})
+
+
+def _of_version(asked: _Told) -> dict[str, Any]:
+    version = asked.told.get("fsdp_version")
+    return {} if version is None else {"fsdp_version": plain(version)}
 
 
 def _settings(asked: _Told, plan: Mapping[str, Any], made: Settings | None) -> Settings:
@@ -332,7 +338,7 @@ def _settings(asked: _Told, plan: Mapping[str, Any], made: Settings | None) -> S
     if model is not None and asked.given.get("model") is None:
         asked.used |= {name: f"--model {model}" for name in MODEL if preset_of(asked.told.get(name)) == model}
         plan = {"model": model, **plan}
-    used = tuple(Used(key=key, value=_typed(asked.told[key]), flag=flag) for key, flag in asked.used.items())
+    used = tuple(Used(key=key, value=typed(asked.told[key]), flag=flag) for key, flag in asked.used.items())
     return Settings(
         path=asked.where,
         kind=KIND,
@@ -353,11 +359,4 @@ def _unused(asked: _Told) -> Iterator[Unused]:
                 why = "has other models and makes answers beside the step, which are not counted: a lower bound"
             elif key in MODEL:
                 why = "is no model that comes with the package: the model that is given stands for it"
-            yield Unused(key=key, value=_typed(value), why=why)
-
-
-def _typed(value: object) -> str:
-    if value is True:
-        return "true"
-    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+            yield Unused(key=key, value=typed(value), why=why)

@@ -14,7 +14,8 @@ from trainledger.adapters.deepspeed import is_deepspeed, read_deepspeed
 from trainledger.adapters.megatron import is_megatron, read_megatron
 from trainledger.adapters.settings import Settings
 from trainledger.adapters.torchtitan import is_torchtitan, read_torchtitan
-from trainledger.adapters.trainer import MODEL, is_trainer, model_of, read_trainer
+from trainledger.adapters.trainer import is_trainer, model_of, read_trainer
+from trainledger.adapters.trainer_keys import MODEL
 from trainledger.adapters.yaml_text import parse_yaml
 from trainledger.errors import BadInput, UsageError
 from trainledger.facts.load import load_toml
