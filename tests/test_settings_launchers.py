@@ -201,6 +201,58 @@ def test_a_toml_of_torchtitan_names_its_model_and_plan(tmp_path: Path) -> None:
     assert {one.key for one in found.settings.unused} >= {"training.steps", "optimizer.lr"}
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "field", "value"),
+    [
+        # its own defaults, and a table of validation that has the same keys
+        ('selective_ac_option = "2"', "", "recompute", "every-2"),
+        ("local_batch_size = 2", "", "mbs", 8),
+        ("seq_len = 8192", "", "seq", 2048),
+        ("[optimizer]", "[validation]\nlocal_batch_size = 7\nseq_len = 64\n\n[optimizer]", "mbs", 2),
+        ('converters = ["float8"]', "[float8]\nenable_float8_linear = true", "precision", "fp8-tensorwise"),
+        ("[optimizer]", '[quantize.linear.float8]\nrecipe_name = "rowwise"\n[optimizer]', "precision", "fp8-rowwise"),
+    ],
+)
+def test_torchtitan_is_read_as_it_reads_itself(
+    tmp_path: Path, before: str, after: str, field: str, value: object
+) -> None:
+    found = checked(tmp_path, "t.toml", TITAN.replace(before, after), gpus=16)
+    assert getattr(found.plan, field) == value
+
+
+def test_pipeline_stages_of_torchtitan_take_a_batch_in_parts(tmp_path: Path) -> None:
+    text = TITAN.replace("local_batch_size = 2", "local_batch_size = 8").replace(
+        "pipeline_parallel_degree = 1", 'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "1F1B"'
+    )
+    plan = checked(tmp_path, "t.toml", text, gpus=16).plan
+    assert plan is not None
+    assert (plan.mbs, plan.gbs, plan.num_microbatches) == (1, 8 * 4, 8)
+    told = text.replace("[activation", "pipeline_parallel_microbatch_size = 4\n\n[activation")
+    plan = checked(tmp_path, "t.toml", told, gpus=16).plan
+    assert plan is not None
+    assert (plan.mbs, plan.num_microbatches) == (4, 2)
+    older = text.replace("local_batch_size", "batch_size")
+    with pytest.raises(BadInput, match=r"releases that have training\.batch_size part it over pipeline stages"):
+        checked(tmp_path, "t.toml", older, gpus=16)
+    older = older.replace("[activation", "[experimental]\npipeline_parallel_microbatches = 2\n\n[activation")
+    plan = checked(tmp_path, "t.toml", older, gpus=16).plan
+    assert plan is not None
+    assert (plan.mbs, plan.num_microbatches) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("tensor_parallel_degree = 2", "tensor_parallel_degree = 2\ndisable_loss_parallel = true"),
+        ("lr = 3e-4", "early_step_in_backward = true"),
+        ("[optimizer]", "[fault_tolerance]\nenable = true\n\n[optimizer]"),
+    ],
+)
+def test_switches_of_torchtitan_that_are_not_counted_are_refused(tmp_path: Path, before: str, after: str) -> None:
+    with pytest.raises(BadInput, match="is true, and no account here counts"):
+        checked(tmp_path, "t.toml", TITAN.replace(before, after), gpus=16)
+
+
 def test_degrees_of_torchtitan_that_do_not_fit_the_ranks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--tp 2, and --tp 4 is given"):
         checked(tmp_path, "t.toml", TITAN, gpus=16, tp=4)

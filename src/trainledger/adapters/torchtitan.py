@@ -52,12 +52,32 @@ SCHEDULES = {
     "interleaved1f1b": "interleaved",
     "interleavedzerobubble": "zero-bubble",
 }
+RECIPES = ("float8.recipe_name", "quantize.linear.float8.recipe_name")
+FLOAT8 = "float8.enable_float8_linear"
+"""What releases before converters had."""
 RESHARD = ("default", "always", "never")
 OPTIMIZERS = {"adamw": "adamw", "adam": "adamw"}
 RENAMED = {"training.batch_size": "2025-04-02", "training.compile": "2025-07-28"}
 """Keys that later releases name otherwise -> the newest profile before: 2025-06-05 and 2025-08-20."""
 LAST = "2026-01-27"
 """The newest profile before 2026-02-23, when settings became Python."""
+TABLES = ("training", "parallelism", "experimental", "model", "float8", "mx", "quantize", "activation_checkpoint")
+"""Tables in which keys are known by their own name: those of validation have the same."""
+OWN: dict[str, Any] = {"mbs": 8, "seq": 2048, "recompute": "every-2"}
+"""What it takes where a file says nothing."""
+UNCOUNTED = {
+    "parallelism.disable_loss_parallel": "logits that each rank has whole",
+    "experimental.disable_loss_parallel": "logits that each rank has whole",
+    "training.disable_loss_parallel": "logits that each rank has whole",
+    "optimizer.early_step_in_backward": "gradients that are gone before the backward is over",
+    "fault_tolerance.enable": "what TorchFT keeps for replicas that come and go",
+}
+"""Switches that change what is held, and that no account here counts."""
+LAYOUT = (
+    "pipeline_parallel_layers_per_stage", "pipeline_parallel_split_points", "module_fqns_per_model_part",
+    "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
+)  # fmt: skip
+"""Keys of the layers of a pipeline stage."""
 IDLE = "changes nothing that is counted, or is taken as the engine's own"
 
 
@@ -69,12 +89,21 @@ def is_torchtitan(tables: Mapping[str, Any]) -> bool:
 def read_torchtitan(where: str, tables: Mapping[str, Any], given: Mapping[str, Any]) -> Settings:
     """The plan of a file; -1 is what the other degrees leave of the GPUs."""
     flat = flattened(tables)
-    named = {key.rpartition(".")[2]: key for key in flat}
+    named = {key.rpartition(".")[2]: key for key in flat if key.partition(".")[0] in TABLES}
     values = Values(where, flat)
+    for key, what in UNCOUNTED.items():
+        if values.switch(key):
+            raise BadInput(
+                f"{where}: {key} is true, and no account here counts {what}; set it to false to see the rest"
+            )
     plan: dict[str, Any] = {"engine": "torchtitan"}
     flags: dict[str, str] = {}
     for name, field in (*DEGREES.items(), *BATCH.items()):
         _take(values, named, name, field, plan, flags)
+    for field, own in OWN.items():
+        if given.get(field) is None:
+            plan.setdefault(field, own)
+    _microbatches(values, named, given, plan, flags)
     _shards(values, named, plan, flags)
     _recompute(values, named, plan, flags)
     _precision(values, named, plan, flags)
@@ -107,6 +136,33 @@ def _take(
     flags[key] = f"--{field.replace('_', '-')} {number}"
 
 
+def _microbatches(
+    values: Values, named: Mapping[str, str], given: Mapping[str, Any], plan: dict[str, Any], flags: dict[str, str]
+) -> None:
+    """Pipeline stages take a local batch in parts. [torchtitan: distributed/pipeline_parallel.py, build_schedule]"""
+    local = plan.get("mbs")
+    if plan.get("pp", 1) == 1 or local is None:
+        return
+    size, parts = (
+        None if key is None else values.whole(key, least=1)
+        for key in (named.get("pipeline_parallel_microbatch_size"), named.get("pipeline_parallel_microbatches"))
+    )
+    if size is None and parts is None and "batch_size" in named:
+        raise BadInput(
+            f"{values.where}: releases that have {named['batch_size']} part it over pipeline stages by their number or "
+            "by one sequence; write pipeline_parallel_microbatches or pipeline_parallel_microbatch_size"
+        )
+    plan["mbs"] = size if size is not None else max(local // (parts or local), 1)
+    if "gbs" not in plan and given.get("gbs") is None:
+        others = plan["pp"] * plan.get("tp", 1) * plan.get("cp", 1)
+        shards = plan.get("dp_replicate", 1) * plan.get("dp_shard", 1)
+        gpus = given.get("gpus")
+        plan["gbs"] = local * (max(gpus // others, 1) if gpus is not None else shards)
+    batch = "" if "gbs" not in plan else f" --gbs {plan['gbs']}"
+    names = ("local_batch_size", "batch_size", "pipeline_parallel_microbatch_size", "pipeline_parallel_microbatches")
+    flags |= {named[name]: f"--mbs {plan['mbs']}{batch}" for name in names if name in named}
+
+
 def _shards(values: Values, named: Mapping[str, str], plan: dict[str, Any], flags: dict[str, str]) -> None:
     """The stage of ZeRO: one shard is DDP, and with pipeline stages weights stay after a forward unless told."""
     key = named.get("fsdp_reshard_after_forward")
@@ -128,7 +184,7 @@ def _recompute(values: Values, named: Mapping[str, str], plan: dict[str, Any], f
     if mode == "memory_budget":
         raise BadInput(f"{values.where}: {key} is memory_budget, which no account counts; give --recompute instead")
     option_key = named.get("selective_ac_option", "")
-    option = str(values.flat.get(option_key, "op"))
+    option = str(values.flat.get(option_key, "2"))
     layers = option.isdigit() and mode == "selective"
     plan["recompute"] = f"every-{option}" if layers else mode
     flags[key] = f"--recompute {plan['recompute']}"
@@ -154,8 +210,11 @@ def _precision(values: Values, named: Mapping[str, str], plan: dict[str, Any], f
     if any("mx" in str(one) for one in converters):
         plan["precision"] = "mxfp8"
     elif any("float8" in str(one) for one in converters):
-        recipe = str(values.flat.get(named.get("recipe_name", ""), "") or "tensorwise")
-        plan["precision"] = "fp8-rowwise" if "rowwise" in recipe else "fp8-tensorwise"
+        recipe = next((values.flat[name] for name in RECIPES if values.has(name)), "tensorwise")
+        plan["precision"] = "fp8-rowwise" if "rowwise" in str(recipe) else "fp8-tensorwise"
+    elif values.switch(FLOAT8):
+        plan["precision"] = "fp8-tensorwise"
+        flags[FLOAT8] = "--precision fp8-tensorwise"
     if key is not None and converters:
         flags[key] = f"--precision {plan['precision']}"
 
@@ -216,6 +275,8 @@ def _why(key: str) -> str:
     name = key.rpartition(".")[2]
     if name in DEGREES or name in BATCH:
         return "is what the other sizes leave"
-    if name == "pipeline_parallel_layers_per_stage":
+    if name in LAYOUT:
         return "is not read: give --vpp and --pp-layout"
+    if name == "context_parallel_rotate_method":
+        return "is not read: the account takes the engine's own"
     return IDLE
