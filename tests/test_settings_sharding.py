@@ -125,3 +125,40 @@ def test_degrees_of_a_launcher_are_degrees(tmp_path: Path) -> None:
     assert (found.plan.tp, found.plan.dp_replicate, found.plan.dp) == (2, 2, 8)
     assert found.settings is not None
     assert "parallelism_config.parallelism_config_tp_size" in {one.key for one in found.settings.used}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("use_galore: true", "use_galore changes the optimizer's state"),
+        ("additional_target: embed_tokens", "changes which weights are trained whole"),
+        ("lora_modules_to_save: [embed_tokens, lm_head]", "changes which weights are trained whole"),
+        ("unfrozen_parameters: ['^lm_head']", "changes which weights are trained"),
+        ("mixture_of_depths: convert", "changes the model that is trained"),
+        ("do_predict: true", "trains nothing"),
+    ],
+)
+def test_arguments_that_no_account_counts_are_refused(tmp_path: Path, line: str, says: str) -> None:
+    """LLaMA-Factory: examples/extras; axolotl: examples."""
+    file = tmp_path / "a.yaml"
+    text = "model_name_or_path: llama-7b\nper_device_train_batch_size: 1\nfinetuning_type: lora\n"
+    file.write_text(text + line)
+    with pytest.raises(BadInput, match=says):
+        checked(str(file), gpus=1)
+    file.write_text(f"{text}use_galore: false\nadditional_target:\n")
+    assert layout(checked(str(file), gpus=1))[0] == "pytorch"
+
+
+def test_a_recipe_that_a_file_leaves_open_may_be_given(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    for text in (
+        "distributed_type: FSDP\nmixed_precision: fp8\nnum_processes: 8\nfsdp_config: {fsdp_version: 2}\n",
+        "model_name_or_path: llama-7b\nper_device_train_batch_size: 1\nfp8: true\nbf16: true\n"
+        "fsdp_config: {fsdp_version: 2}\n",
+    ):
+        file.write_text(text)
+        with pytest.raises(BadInput, match="says no recipe"):
+            checked(str(file), model="llama-2-7b", gpus=8)
+        found = checked(str(file), model="llama-2-7b", gpus=8, precision="fp8-rowwise")
+        assert found.plan is not None
+        assert found.plan.precision == "fp8-rowwise"

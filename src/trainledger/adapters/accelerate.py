@@ -132,7 +132,10 @@ def read_accelerate(
             f"{where}: distributed_type is {values.shown('distributed_type')}, which is not read from this file; give "
             "the plan as flags, or one of MULTI_GPU, DEEPSPEED, FSDP"
         )
-    plan: dict[str, Any] = {"gpus": values.whole("num_processes", least=1), "precision": _precision(values, kind)}
+    plan: dict[str, Any] = {
+        "gpus": values.whole("num_processes", least=1),
+        "precision": _precision(values, kind, given),
+    }
     plan |= _mesh(values)
     if kind == "deepspeed":
         return _of_deepspeed(values, plan, given, model, loaded)
@@ -154,15 +157,18 @@ def spelled(where: str, config: Mapping[str, Any]) -> Values:
     return Values(where, out)
 
 
-def _precision(values: Values, kind: str) -> str | None:
+def _precision(values: Values, kind: str, given: Mapping[str, Any]) -> str | None:
     value = values.flat.get("mixed_precision")
     if value is None:
         return None
     word = "no" if value is False else values.word("mixed_precision", (*PRECISIONS, "fp8"))
     if word == "fp8":
+        recipe = str(given.get("precision"))
+        if recipe.startswith(("fp8", "mxfp8")):
+            return recipe
         raise BadInput(
-            f"{values.where}: mixed_precision is fp8, which says no recipe; write bf16 and give --precision "
-            "fp8-rowwise or fp8-tensorwise with --engine pytorch"
+            f"{values.where}: mixed_precision is fp8, which says no recipe; give --precision fp8-rowwise or "
+            "fp8-tensorwise"
         )
     # under DeepSpeed "no" leaves the dtype to DeepSpeed's own settings
     return None if word == "no" and kind == "deepspeed" else PRECISIONS[word or "no"]

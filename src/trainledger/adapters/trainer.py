@@ -37,6 +37,7 @@ from trainledger.adapters.trainer_keys import (
     NOT_COUNTED,
     OPTIMIZERS,
     RANK,
+    REFUSED,
     ROLLOUTS,
     SEQ,
     STAGES,
@@ -65,6 +66,7 @@ def read_trainer(
 ) -> Settings:
     """The plan of the arguments; settings of DeepSpeed that they name are read beside them."""
     asked = _Told(where, told, given)
+    _refuse_uncounted(asked)
     for part in (_batch, _precision, _adapters, _rest):
         part(asked)
     launcher, flags = told.get("config_file"), launched(told)
@@ -81,6 +83,18 @@ def read_trainer(
         return _settings(asked, {**asked.plan, **made.plan}, made)
     _sharding(asked, model, loaded)
     return _settings(asked, asked.plan, None)
+
+
+def _refuse_uncounted(asked: _Told) -> None:
+    """Refuse what changes what is held and has no flag, and what trains nothing."""
+    for name, what in REFUSED.items():
+        value = one_of(asked.told.get(name))
+        if value is not None and str(value).lower() not in FALSE:
+            raise BadInput(
+                f"{asked.where}: {name} changes {what}, and no account here counts it; leave it out to see the rest"
+            )
+    if "do_train" not in asked.told and asked.told.get("do_predict") is not None and asked.on("do_predict"):
+        raise BadInput(f"{asked.where}: do_predict without do_train trains nothing; give the settings of the training")
 
 
 def _deepspeed(asked: _Told, loaded: Loaded) -> tuple[str, Mapping[str, Any]]:
@@ -208,7 +222,9 @@ def _precision(asked: _Told) -> None:
         asked.take("fp16", "precision", "fp16")
     else:
         asked.plan["precision"] = "fp32"
-    if asked.on("fp8"):
+    if asked.on("fp8") and str(asked.given.get("precision")).startswith(("fp8", "mxfp8")):
+        asked.take("fp8", "precision", asked.given["precision"])
+    elif asked.on("fp8"):
         raise BadInput(f"{asked.where}: fp8 says no recipe; give --precision fp8-rowwise or fp8-tensorwise")
 
 

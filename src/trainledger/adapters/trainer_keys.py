@@ -44,9 +44,22 @@ NOT_COUNTED: dict[str, str] = {
     ),
     "use_vllm": "keeps weights and a cache of its own on a card, which are not counted: a lower bound",
     "torch_compile": "is said by --compile, where the engine's account has it",
+    **dict.fromkeys(
+        ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "tiled_mlp"),
+        "keeps less than the layers that the account has: what it says is an upper bound",
+    ),
     "use_cache": "is off while activations are computed again",
 }
 """Arguments that change what is held and are no flag here, and what to make of them."""
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon"), "the optimizer's state"),
+    **dict.fromkeys(
+        ("lora_modules_to_save", "modules_to_save", "additional_target"), "which weights are trained whole"
+    ),
+    **dict.fromkeys(("unfrozen_parameters", "use_llama_pro"), "which weights are trained"),
+    **dict.fromkeys(("mixture_of_depths", "qat", "relora"), "the model that is trained"),
+}
+"""Arguments that change what is held, and that neither the account nor a flag has."""
 FACTORY = ("finetuning_type", "stage", "template", "cutoff_len")
 """Arguments of LLaMA-Factory, which recomputes unless it is told not to."""
 DEGREES = {
@@ -63,6 +76,6 @@ KINDS = ("finetuning_type", "adapter", *SIGNS)
 COUNTED = ("full", "lora", "qlora", "dora")
 BITS = ("quantization_bit", "quant_bits")
 STAGES = ("stage", "rl", "rlhf_type")
-ROLLOUTS = ("ppo", "grpo", "kto", "rloo", "gkd")
+ROLLOUTS = ("ppo", "grpo", "kto", "rloo", "gkd", "gdpo")
 """Losses of several models, or of answers that are made in the run."""
 TRUE, FALSE = ("true", "1", "yes", "auto"), ("false", "0", "no", "none", "")
