@@ -48,6 +48,15 @@ def test_another_model_than_the_named_one_is_refused(before: str, after: str, sa
         checked(LLAMA_8B.replace(before, after))
 
 
+def test_experts_are_of_the_model_or_of_neither() -> None:
+    with pytest.raises(BadInput, match="with --num-experts, and llama-3-8b has no experts"):
+        checked(f"{LLAMA_8B} --num-experts 8")
+    mixtral = LLAMA_8B.replace("--vocab-size 128256", "--vocab-size 32000")
+    with pytest.raises(BadInput, match="without --num-experts, and mixtral-8x7b has experts"):
+        checked(mixtral, model="mixtral-8x7b")
+    assert checked(f"{mixtral} --num-experts 8", model="mixtral-8x7b").model == "mixtral-8x7b"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -131,8 +131,8 @@ def test_degrees_of_a_launcher_are_degrees(tmp_path: Path) -> None:
     ("line", "says"),
     [
         ("use_galore: true", "use_galore changes the optimizer's state"),
-        ("additional_target: embed_tokens", "changes which weights are trained whole"),
-        ("lora_modules_to_save: [embed_tokens, lm_head]", "changes which weights are trained whole"),
+        ("additional_target: embed_tokens", "changes what is trained whole"),
+        ("lora_modules_to_save: [embed_tokens, lm_head]", "changes what is trained whole"),
         ("unfrozen_parameters: ['^lm_head']", "changes which weights are trained"),
         ("mixture_of_depths: convert", "changes the model that is trained"),
         ("do_predict: true", "trains nothing"),
@@ -153,8 +153,7 @@ def test_a_recipe_that_a_file_leaves_open_may_be_given(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     for text in (
         "distributed_type: FSDP\nmixed_precision: fp8\nnum_processes: 8\nfsdp_config: {fsdp_version: 2}\n",
-        "model_name_or_path: llama-7b\nper_device_train_batch_size: 1\nfp8: true\nbf16: true\n"
-        "fsdp_config: {fsdp_version: 2}\n",
+        "model_name_or_path: llama-7b\nmicro_batch_size: 1\nfp8: true\nbf16: true\nfsdp_config: {fsdp_version: 2}\n",
     ):
         file.write_text(text)
         with pytest.raises(BadInput, match="says no recipe"):

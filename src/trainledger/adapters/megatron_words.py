@@ -155,6 +155,8 @@ def _switches(model: Model) -> Iterable[tuple[str, bool, str]]:
     dense = {block.mlp.gated for block in model.blocks if block.mlp is not None}
     if dense == {False}:
         yield "swiglu", False, "has no gated feed-forward network"
+    experts = any(block.moe is not None for block in model.blocks)
+    yield "num_experts", experts, "has experts" if experts else "has no experts"
 
 
 def _sizes(flags: Mapping[str, Any], model: Model) -> Iterable[tuple[str, set[int]]]:

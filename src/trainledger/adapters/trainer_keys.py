@@ -53,9 +53,7 @@ NOT_COUNTED: dict[str, str] = {
 """Arguments that change what is held and are no flag here, and what to make of them."""
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon"), "the optimizer's state"),
-    **dict.fromkeys(
-        ("lora_modules_to_save", "modules_to_save", "additional_target"), "which weights are trained whole"
-    ),
+    **dict.fromkeys(("lora_modules_to_save", "modules_to_save", "additional_target"), "what is trained whole"),
     **dict.fromkeys(("unfrozen_parameters", "use_llama_pro"), "which weights are trained"),
     **dict.fromkeys(("mixture_of_depths", "qat", "relora"), "the model that is trained"),
 }
