@@ -320,3 +320,9 @@ def test_a_script_of_several_runs_is_refused_where_they_differ() -> None:
     ):
         checked(two.format(1, "a") + two.format(2, "b"), gpus=1)
     assert plan(checked(two.format(1, "a") + two.format(1, "b"), gpus=1)).mbs == 1
+
+
+def test_a_batch_that_nothing_says_is_that_of_transformers() -> None:
+    command = "train.py --model_name_or_path llama-7b --bf16 True --gradient_accumulation_steps 2"
+    assert (plan(checked(command, gpus=4)).mbs, plan(checked(command, gpus=4)).gbs) == (8, 64)
+    assert (plan(checked(command, gpus=4, mbs=2)).mbs, plan(checked(command, gpus=4, mbs=2)).gbs) == (2, 16)

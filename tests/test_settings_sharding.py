@@ -161,3 +161,23 @@ def test_a_recipe_that_a_file_leaves_open_may_be_given(tmp_path: Path) -> None:
         found = checked(str(file), model="llama-2-7b", gpus=8, precision="fp8-rowwise")
         assert found.plan is not None
         assert found.plan.precision == "fp8-rowwise"
+
+
+def test_a_batch_that_only_deepspeed_is_told_is_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(
+        '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}}'
+    )
+    words = f"--model_name_or_path llama-7b --bf16 true --deepspeed --deepspeed_config {file}"
+    found = checked(f"deepspeed --num_gpus 8 train.py {words} --gradient_accumulation_steps 2")
+    assert found.plan is not None
+    assert (found.plan.mbs, found.plan.gbs) == (4, 64)
+    assert "ds-trainer-mismatch" not in {one.id for one in found.findings}
+
+
+def test_ranks_of_a_launchers_file_make_the_batch(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config: {}\n")
+    found = checked(f"accelerate launch --config_file {file} {TRAIN} --gradient_accumulation_steps 4")
+    assert found.plan is not None
+    assert (found.plan.gpus, found.plan.mbs, found.plan.gbs) == (8, 2, 64)

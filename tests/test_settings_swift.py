@@ -54,6 +54,37 @@ def test_settings_of_deepspeed_are_found_by_their_name_and_ranks_in_the_environm
     assert found.plan.num_microbatches == 2
 
 
+def test_ranks_may_be_a_variable() -> None:
+    found = checked(SHARDED.replace("NPROC_PER_NODE=8", "n=4\nNPROC_PER_NODE=$n"), gpu="a100")
+    assert found.plan is not None
+    assert found.plan.gpus == 4
+    with pytest.raises(BadInput, match=r"nproc_per_node is \$n, and nothing here assigns it one value"):
+        checked(SHARDED.replace("NPROC_PER_NODE=8", "NPROC_PER_NODE=$n"))
+
+
+def test_steps_of_accumulation_are_of_a_number_of_gpus() -> None:
+    command = "swift sft --train_type full --model Qwen/Qwen2.5-7B --gradient_accumulation_steps 4"
+    settings = checked(command).settings
+    assert settings is not None
+    assert {one.key for one in settings.unused if one.why.endswith("give --gpus")} == {"gradient_accumulation_steps"}
+    settings = checked(command, gpus=2).settings
+    assert settings is not None
+    assert "gradient_accumulation_steps" not in {one.key for one in settings.unused}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("megatron sft --load_safetensors true --model Qwen/Qwen3-8B --tuner_type lora", "lora is trained by Megatron"),
+        ("megatron rlhf --load_safetensors true --model Qwen/Qwen3-8B --rlhf_type dpo", "models beside the one"),
+        ("megatron sft --load_safetensors true --model my/own", "names no model that comes with the package"),
+    ],
+)
+def test_what_megatron_is_told_by_it_is_read_or_refused(words: str, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        checked(f"{words} --tensor_model_parallel_size 2", gpus=8)
+
+
 def test_lora_is_what_a_tuner_of_that_name_trains() -> None:
     found = checked("swift sft --tuner_type lora --model Qwen/Qwen2.5-7B --target_modules all-linear", gpus=1)
     assert found.plan is not None

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from trainledger.adapters.shell import BREAK, uncommented, words
+from trainledger.adapters.shell import BREAK, filled, uncommented, words
 from trainledger.adapters.swift import ranks_in
 from trainledger.errors import BadInput
 from trainledger.facts.presets import aliases, find_preset
@@ -38,7 +38,7 @@ def flags_of(text: str) -> dict[str, Any]:
     """
     plain = uncommented(text)
     found = dict(_said(plain))
-    return {**ranks_in(plain), **found} if found else found
+    return {**ranks_in(filled(plain)), **found} if found else found
 
 
 def said_otherwise(text: str) -> dict[str, tuple[Any, Any]]:

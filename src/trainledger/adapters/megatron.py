@@ -11,6 +11,7 @@ from typing import Any
 from trainledger.adapters.command_line import RANKS, number, preset_of, ranks_of, typed
 from trainledger.adapters.megatron_words import UNTIE, on, refuse_uncounted, sizes_of, words_of
 from trainledger.adapters.settings import Settings, Unused, Used
+from trainledger.adapters.swift import kind_of
 from trainledger.errors import BadInput
 from trainledger.facts.model import Model
 
@@ -59,6 +60,11 @@ def read_megatron(
 ) -> Settings:
     """The plan of a command; `model` where flags name one, whose sizes the command may say and must not deny."""
     refuse_uncounted(where, flags, given)
+    if kind_of(flags) not in ("", "full"):
+        raise BadInput(
+            f"{where}: {kind_of(flags)} is trained by Megatron, whose adapters have no account; the same of --engine "
+            "pytorch is asked for with --lora-rank"
+        )
     plan: dict[str, Any] = {"engine": "megatron"}
     used: dict[str, str] = {}
     for name, field in NUMBERS.items():
@@ -214,6 +220,8 @@ def _model(where: str, flags: Mapping[str, Any], plan: dict[str, Any], used: dic
         plan["model"] = preset_of(flags[named])
         used[named] = f"--model {plan['model']}"
         return
+    if "num_experts" not in flags and not any(name in flags for name in SIZES):
+        raise BadInput(f"{where}: it names no model that comes with the package, and no sizes of one; give --model")
     if "num_experts" in flags or not on(flags, "swiglu"):
         what = "experts" if "num_experts" in flags else "no --swiglu"
         raise BadInput(

@@ -34,6 +34,7 @@ UNCOUNTED = {
     "fp8_param_gather": ("the dtype that weights are kept in", ""),
     "moe_expert_capacity_factor": ("how many tokens an expert is given", ""),
     "mtp_num_layers": ("the model, by layers that predict further tokens", ""),
+    "rlhf_type": ("the run, by models beside the one that is trained", ""),
     "tp_comm_overlap": ("memory, for its buffers stand beside activations", ""),
 }
 """Argument -> (what it changes, the field of a plan that can say so instead; "": none does)."""

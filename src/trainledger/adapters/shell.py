@@ -58,7 +58,7 @@ def words(text: str) -> Iterator[str]:
     ['--a', '2', '--b', '\n', '1', '\n', 'tee', 'x', '\n']
     """
     deep, starts, prints = 0, True, False
-    for word in _split(_filled(text)):
+    for word in _split(filled(text)):
         if not word.strip(_SEPARATORS):
             deep = max(deep + word.count("(") - word.count(")"), 0)
             starts = not (deep and word == BREAK)
@@ -94,7 +94,7 @@ def _split(text: str) -> list[str]:
         return [*(part for line in text.splitlines() for part in (*line.split(), BREAK))]
 
 
-def _filled(text: str) -> str:
+def filled(text: str) -> str:
     """The text with what it assigns put in; other names stay, and those that it assigns in several ways."""
     values: dict[str, str] = {}
     several: set[str] = set()

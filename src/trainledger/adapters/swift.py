@@ -14,7 +14,7 @@ from trainledger.errors import BadInput
 SIGNS = ("train_type", "sft_type", "tuner_type")
 """Arguments that ms-swift alone has, all of one meaning."""
 PROGRAM = re.compile(r"\b(?:swift|megatron)\s+(?:sft|pt|rlhf)\b")
-RANKS = re.compile(r"\b(NPROC_PER_NODE|NNODES)=[\"']?(\d+)")
+RANKS = re.compile(r"\b(NPROC_PER_NODE|NNODES)=[\"']?([^\s\"';]+)")
 BATCH = 16
 """Samples of a step that its accumulation fills up to."""
 DTYPES = ("bfloat16", "float16", "float32", "bf16", "fp16", "fp32")

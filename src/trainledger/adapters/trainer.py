@@ -22,6 +22,7 @@ from trainledger.adapters.accelerate import (
 )
 from trainledger.adapters.command_line import RANKS, one_of, preset_of, ranks_of, typed
 from trainledger.adapters.deepspeed import read_deepspeed
+from trainledger.adapters.deepspeed_batch import MICRO
 from trainledger.adapters.settings import Conflict, Settings, Unused, Used, Values
 from trainledger.adapters.swift import PRESETS, SIGNS, accumulation, is_swift, precision_of
 from trainledger.adapters.trainer_keys import (
@@ -36,6 +37,7 @@ from trainledger.adapters.trainer_keys import (
     MODEL,
     NOT_COUNTED,
     OPTIMIZERS,
+    OWN_MBS,
     RANK,
     REFUSED,
     ROLLOUTS,
@@ -67,16 +69,18 @@ def read_trainer(
     """The plan of the arguments; settings of DeepSpeed that they name are read beside them."""
     asked = _Told(where, told, given)
     _refuse_uncounted(asked)
+    file = told.get("config_file")
+    launcher = {**(loaded(file) if isinstance(file, str) else {}), **launched(told)}
+    name, config = ("", {}) if launcher else _deepspeed(asked, loaded)
+    asked.micro, asked.ranks = config.get(MICRO), launcher.get("num_processes")
     for part in (_batch, _precision, _adapters, _rest):
         part(asked)
-    launcher, flags = told.get("config_file"), launched(told)
-    if isinstance(launcher, str) or flags:
+    if launcher:
         asked.used |= {name: "its keys below" for name in ("config_file", *PREFIXES, "mixed_precision") if name in told}
         explicit = {name: value for name, value in asked.plan.items() if name != "precision" or _explicit(asked)}
-        where, file = (launcher, loaded(launcher)) if isinstance(launcher, str) else (where, {})
-        made = read_accelerate(where, {**file, **flags}, {**explicit, **given}, model, loaded)
+        where = file if isinstance(file, str) else where
+        made = read_accelerate(where, launcher, {**explicit, **given}, model, loaded)
         return _settings(asked, {**asked.plan, **made.plan, **explicit}, made)
-    name, config = _deepspeed(asked, loaded)
     if name:
         made = read_deepspeed(name, config, {**asked.plan, **given}, model)
         asked.conflicts += _mismatches(asked, made)
@@ -151,6 +155,8 @@ class _Told:
         self.plan: dict[str, Any] = {}
         self.used: dict[str, str] = {}
         self.conflicts: list[Conflict] = []
+        self.micro: object = None
+        self.ranks: object = None
 
     def first(self, names: tuple[str, ...]) -> str | None:
         """The first of these arguments that is there and says something."""
@@ -197,14 +203,19 @@ def _batch(asked: _Told) -> None:
     for name, field in DEGREES.items():
         if asked.told.get(name) is not None and asked.whole(name) > 1:
             asked.take(name, field, asked.whole(name))
+    if asked.first(MBS) is None and asked.given.get("mbs") is None:
+        own = OWN_MBS if "model_name_or_path" in asked.told and not is_swift(asked.told) else 1
+        # a script that is no Trainer has DeepSpeed's own
+        asked.plan["mbs"] = asked.micro if isinstance(asked.micro, int) else own
+    gpus = gpus or asked.given.get("gpus") or asked.ranks
+    if not isinstance(gpus, int):
+        return
+    mbs = asked.plan.get("mbs") or asked.given["mbs"]
+    ranks = max(gpus // (asked.plan.get("tp", 1) * asked.plan.get("cp", 1)), 1)
     steps = "gradient_accumulation_steps"
-    gpus = gpus or asked.given.get("gpus")
-    if steps in asked.told and gpus is not None and "mbs" in asked.plan:
-        others = asked.plan.get("tp", 1) * asked.plan.get("cp", 1)
-        asked.take(steps, "gbs", asked.plan["mbs"] * asked.whole(steps) * max(gpus // others, 1))
-    elif is_swift(asked.told) and gpus is not None:
-        mbs = asked.plan.setdefault("mbs", 1)
-        ranks = max(gpus // (asked.plan.get("tp", 1) * asked.plan.get("cp", 1)), 1)
+    if asked.told.get(steps) is not None:
+        asked.take(steps, "gbs", mbs * asked.whole(steps) * ranks)
+    elif is_swift(asked.told):
         asked.plan["gbs"] = mbs * accumulation(mbs, ranks) * ranks
 
 
@@ -373,6 +384,8 @@ def _unused(asked: _Told) -> Iterator[Unused]:
             why = "is off" if off else NOT_COUNTED.get(key, "is of the run, or taken as it is usual")
             if key in STAGES and str(one_of(value)) in ROLLOUTS:
                 why = "has other models and makes answers beside the step, which are not counted: a lower bound"
+            elif key == "gradient_accumulation_steps" and not off:
+                why = "is of a number of GPUs that nothing says: give --gpus"
             elif key in MODEL:
                 why = "is no model that comes with the package: the model that is given stands for it"
             yield Unused(key=key, value=typed(value), why=why)

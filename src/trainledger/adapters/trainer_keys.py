@@ -9,6 +9,8 @@ from trainledger.adapters.swift import SIGNS
 
 MODEL = ("model_name_or_path", "base_model", "model", "model_id", "model_id_or_path")
 MBS = ("per_device_train_batch_size", "micro_batch_size")
+OWN_MBS = 8
+"""What transformers takes where nothing says it. [transformers: training_args.py, per_device_train_batch_size]"""
 SEQ = ("cutoff_len", "model_max_length", "max_seq_length", "max_seq_len", "sequence_len", "max_length", "block_size")
 RANK = ("lora_rank", "lora_r")
 TARGETS = ("lora_target", "lora_target_modules", "lora_targets", "target_modules")
