@@ -257,6 +257,8 @@ def test_a_command_beside_a_message_is_its_plan() -> None:
             {},
             "no --vocab-size or --padded-vocab-size; give --model or --vocab",
         ),
+        ("x --tensor-model-parallel-size 1e400", {"model": "llama-3-8b"}, "write a whole number"),
+        ("x --tensor-model-parallel-size nan", {"model": "llama-3-8b"}, "write a whole number"),
         ("x --tensor-model-parallel-size two", {"model": "llama-3-8b"}, "'two': write a whole number"),
     ],
 )

@@ -139,6 +139,7 @@ def test_a_file_that_it_names_is_read_from_beside_it(tmp_path: Path) -> None:
         (fsdp().replace("distributed_type: FSDP", "distributed_type: MEGATRON_LM"), "MULTI_GPU, DEEPSPEED, FSDP"),
         (fsdp(strategy="HALF"), "write FULL_SHARD or SHARD_GRAD_OP"),
         (fsdp().replace("bf16\n", "fp8\n"), "says no recipe"),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: ds.json\n", "write its keys on lines below it"),
         ("distributed_type: FSDP\n\tnum_processes: 8\n", "line 2: is no YAML"),
     ],
 )
@@ -270,6 +271,12 @@ def test_a_key_that_was_renamed_says_which_release_reads_the_file(tmp_path: Path
     assert checked(tmp_path, "t.toml", older, gpus=16).profile.framework_version == "2025-04-02"
     told = checked(tmp_path, "t.toml", older, gpus=16, framework_version="2024-12-18")
     assert told.profile.framework_version == "2024-12-18"
+
+
+def test_a_dtype_of_torchtitan_that_is_not_counted_is_refused(tmp_path: Path) -> None:
+    text = TITAN.replace("[training]", '[training]\nmixed_precision_param = "float16"')
+    with pytest.raises(BadInput, match="write bfloat16 or float32"):
+        checked(tmp_path, "t.toml", text, gpus=16)
 
 
 def test_a_model_without_a_preset_is_asked_for(tmp_path: Path) -> None:

@@ -136,6 +136,9 @@ def test_degrees_of_a_launcher_are_degrees(tmp_path: Path) -> None:
         ("unfrozen_parameters: ['^lm_head']", "changes which weights are trained"),
         ("mixture_of_depths: convert", "changes the model that is trained"),
         ("do_predict: true", "trains nothing"),
+        ("deepspeed: [a.json]", "name its JSON, or write its keys below"),
+        ("fsdp_config: [full_shard]", "fsdp takes words and fsdp_config keys"),
+        ("fsdp: {full_shard: true}", "fsdp takes words and fsdp_config keys"),
     ],
 )
 def test_arguments_that_no_account_counts_are_refused(tmp_path: Path, line: str, says: str) -> None:

@@ -84,6 +84,8 @@ DEGREES = {
 MESH = "parallelism_config.parallelism_config_"
 PREFIXES = {"use_deepspeed": "deepspeed_config", "use_fsdp": "fsdp_config"}
 """Switches of `accelerate launch` -> the table that its other flags make."""
+MAPPINGS = ("deepspeed_config", "fsdp_config", "parallelism_config")
+"""Tables that are read."""
 TABLES = ("dynamo_config", "fp8_config", "ipex_config", "mpirun_config", "megatron_lm_config")
 """Tables that are not read: of the launcher, or of what is refused by its switch."""
 
@@ -124,6 +126,9 @@ def read_accelerate(
 ) -> Settings:
     """The plan of a file."""
     values = spelled(where, config)
+    for table in MAPPINGS:
+        if values.flat.get(table) not in (None, {}, ""):
+            raise values.wrong(table, "its keys on lines below it, indented")
     # a plain NO is false to YAML
     off = values.flat.get("distributed_type") is False
     kind = "no" if off else values.word("distributed_type", TYPES) or "no"

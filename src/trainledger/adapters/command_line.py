@@ -119,7 +119,7 @@ def number(flags: Mapping[str, Any], name: str, where: str) -> int:
         found = float(text)
     except ValueError:
         raise BadInput(f"{where}: --{name} is {text!r}: write a whole number") from None
-    if isinstance(value, bool) or found != int(found):
+    if isinstance(value, bool) or not found.is_integer():
         raise BadInput(f"{where}: --{name} is {text!r}: write a whole number")
     return int(found)
 

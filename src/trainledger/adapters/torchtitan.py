@@ -199,7 +199,7 @@ def _precision(values: Values, named: Mapping[str, str], plan: dict[str, Any], f
         (named.get("mixed_precision_param"), "float32", "fp32"),
         ("training.dtype", "bfloat16", "bf16-pure"),
     ):
-        if key is not None and values.flat.get(key) == word:
+        if key is not None and values.word(key, ("bfloat16", "float32")) == word:
             plan["precision"] = recipe
             flags[key] = f"--precision {recipe}"
     key = named.get("converters")

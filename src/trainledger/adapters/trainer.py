@@ -114,6 +114,8 @@ def _deepspeed(asked: _Told, loaded: Loaded) -> tuple[str, Mapping[str, Any]]:
     if isinstance(file, str) and file.lower() not in FALSE:
         asked.used[key] = "its keys below"
         return file, (PRESETS.get(file) if is_swift(asked.told) else None) or loaded(file)
+    if file is not None and not isinstance(file, str | bool | Mapping):
+        raise BadInput(f"{asked.where}: deepspeed is {typed(file)}: name its JSON, or write its keys below")
     if file is None and (asked.told.get("deepspeed") or "zero_stage" in asked.told):
         raise BadInput(
             f"{asked.where}: the program makes DeepSpeed's settings itself, of arguments that are not read; give "
@@ -321,6 +323,8 @@ def _sharding(asked: _Told, model: Model, loaded: Loaded) -> None:
     words = [str(word) for word in value] if isinstance(value, list) else str(value or "").replace(",", " ").split()
     words = [word.upper() for word in words if word.lower() not in FALSE]
     config = asked.told.get("fsdp_config")
+    if isinstance(value, Mapping) or not isinstance(config, str | bool | Mapping | None):
+        raise BadInput(f"{asked.where}: fsdp takes words and fsdp_config keys or a file; write them so")
     inner = loaded(config) if isinstance(config, str) and config else config if isinstance(config, Mapping) else {}
     alone = (asked.plan.get("gpus") or asked.given.get("gpus")) == 1
     if alone or (not words and not inner):
