@@ -315,6 +315,12 @@ def test_variables_that_name_each_other_do_not_grow_without_end() -> None:
     assert flags_of(f"{lines}\nt.py --x 1 --y $V0")["x"] == "1"
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("part", ["${A:-", "${A[", "$((1+", 'A="', "A=$A\n", "(", "--a "])
+def test_a_text_that_is_no_command_takes_no_long_time(part: str) -> None:
+    assert "b" not in flags_of(part * ((1 << 18) // len(part) + 1) + " --b 1")
+
+
 def test_a_script_of_several_runs_is_refused_where_they_differ() -> None:
     two = "t.py --model_name_or_path llama-7b --per_device_train_batch_size {} --output_dir {}\n"
     with pytest.raises(

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-LONGEST = 1 << 20
+LONGEST = 1 << 18
 """Characters that are read, and that variables may grow a text to."""
 DEPTH = 5
 """How often a value may itself name a variable."""
@@ -19,7 +19,7 @@ _ASSIGNED = re.compile(
     r"(\"[^\"]*\"|'[^']*'|\$\(\([^)\n]*\)\)|\$\{[^}\n]*\}|[^\s;&|(\"']+)(?=[\s;&|]|$)",
     re.MULTILINE,
 )
-_NAMED = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|([A-Za-z_][A-Za-z0-9_]*))")
+_NAMED = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}\n]{0,200}))?\}|([A-Za-z_][A-Za-z0-9_]*))")
 _ARRAY = re.compile(r"\"?\$\{[A-Za-z_][A-Za-z0-9_]*\[[@*]\]\}\"?")
 _SUM = re.compile(r"\$\(\(([0-9*+ ]{1,40})\)\)")
 _FLAGS = re.compile(r"(?:^|[\s=])--[A-Za-z]")
