@@ -244,7 +244,7 @@ def _precision(asked: _Told) -> None:
 def _in_bf16(asked: _Told) -> bool:
     """Whether AdamW trains weights of 16 bits, as axolotl loads them; sharded ones have copies in fp32.
 
-    [axolotl: utils/config/__init__.py, cfg.torch_dtype]
+    [axolotl: utils/config/__init__.py, resolve_dtype]
     """
     copied = any(asked.told.get(name) for name in ("adapter", "deepspeed", "fsdp", "fsdp_config"))
     return "base_model" in asked.told and not copied
