@@ -25,6 +25,8 @@ RANKS = (
     "world_size",
 )  # fmt: skip
 """Flags that say how many ranks there are."""
+FALSE = ("false", "0", "no", "none", "")
+"""Words of what is switched off, in lower case."""
 ENDINGS = ("-hf", "-mcore", "-Instruct", "-Chat", "-chat-hf", "-Base")
 """What a folder's name has behind that of the model, whose shapes are the same."""
 _NAME = re.compile(r"--([A-Za-z][A-Za-z0-9_.-]*)(?:=(.*))?", re.DOTALL)

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainledger.adapters.command_line import number, one_of, typed
+from trainledger.adapters.command_line import FALSE, number, one_of, typed
 from trainledger.errors import BadInput
 from trainledger.facts.model import Model
 
 UNTIE = "untie_embeddings_and_output_weights"
-OFF = ("false", "0", "no")
 LAYOUT = "the layers of each pipeline stage"
 UNCOUNTED = {
     "account_for_embedding_in_pipeline_split": (LAYOUT, "pp_layout"),
@@ -46,13 +45,13 @@ MOMENTS = {"fp32": "adamw-remainder", "bf16": "adamw-bf16", "fp8": "adamw-fp8"}
 
 def on(flags: Mapping[str, Any], name: str) -> bool:
     """Whether a switch is given and not switched off."""
-    return name in flags and str(one_of(flags[name])).lower() not in OFF
+    return name in flags and str(one_of(flags[name])).lower() not in FALSE
 
 
 def refuse_uncounted(where: str, flags: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """An argument that changes what is held, and that neither the account nor a flag of the plan has."""
     for name, (what, field) in UNCOUNTED.items():
-        if not on(flags, name) or str(flags[name]) == "none" or field in given:
+        if not on(flags, name) or field in given:
             continue
         said = f"say so by --{field.replace('_', '-')}" if field else "take it out of the command for an answer without"
         raise BadInput(f"{where}: {_typed(flags, name)} changes {what}, and is not read; {said}")

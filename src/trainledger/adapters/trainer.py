@@ -20,7 +20,7 @@ from trainledger.adapters.accelerate import (
     spelled,
     wrapping,
 )
-from trainledger.adapters.command_line import RANKS, one_of, preset_of, ranks_of, typed
+from trainledger.adapters.command_line import FALSE, RANKS, one_of, preset_of, ranks_of, typed
 from trainledger.adapters.deepspeed import read_deepspeed
 from trainledger.adapters.deepspeed_batch import MICRO
 from trainledger.adapters.settings import Conflict, Settings, Unused, Used, Values
@@ -31,7 +31,6 @@ from trainledger.adapters.trainer_keys import (
     COUNTED,
     DEGREES,
     FACTORY,
-    FALSE,
     KINDS,
     MBS,
     MODEL,

@@ -78,4 +78,4 @@ BITS = ("quantization_bit", "quant_bits")
 STAGES = ("stage", "rl", "rlhf_type")
 ROLLOUTS = ("ppo", "grpo", "kto", "rloo", "gkd", "gdpo")
 """Losses of several models, or of answers that are made in the run."""
-TRUE, FALSE = ("true", "1", "yes", "auto"), ("false", "0", "no", "none", "")
+TRUE = ("true", "1", "yes", "auto")
